@@ -17,10 +17,18 @@ _FAR = 60.0
 def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
     """``u`` clamped so that its product with a factor is finite: in derivatives of slopes, infinity would be multiplied by 0.
 
-    Beyond the bound, half the largest number, every slope equals its value at infinity. An infinite factor would make it 0.
+    Beyond the bound, a quarter of the largest number, whose inverse is a normal number, every slope equals its value at infinity.
+    An infinite factor would make it 0.
     """
-    largest = torch.finfo(u.dtype).max / 2
-    return clamp_within(u, largest / (torch.clamp(factor, 1.0, largest) if isinstance(factor, Tensor) else at_least(factor, 1.0)))
+    largest = torch.finfo(u.dtype).max / 4
+    if isinstance(factor, Tensor):
+        return clamp_within(u, largest / torch.clamp(factor.detach().to(u.dtype), 1.0, largest))
+    return clamp_within(u, largest / at_least(factor, 1.0))
+
+
+def inverse_magnitude(u: Tensor, factor: Any) -> Tensor:
+    """The inverse of ``abs(u * factor)``, at most 1: a constant."""
+    return 1 / torch.clamp((u * factor).detach().abs(), min=1)
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import if_recorded
 from fullgrad._core.opmath import to_opmath
-from fullgrad.spikes._formulas import clamp_to_finite
+from fullgrad.spikes._formulas import clamp_to_finite, inverse_magnitude
 from fullgrad.spikes._values import expanded, step, threshold_for
 
 
@@ -138,3 +138,43 @@ class ScaledStep(Step):
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
         return cls.distribution(u * parameters[0])
+
+
+class HeavyTailedStep(ScaledStep):
+    r"""A `ScaledStep` with a density that falls as a power, in the form :math:`f(z) = F(z, 1)`, where *F* is homogeneous:
+    :math:`F(z, 1) = s^{-k} F(z / s, 1 / s)` for every *s*.
+
+    A subclass gives ``homogeneous``, *F*, and ``decay``, *k*. Powers of ``z`` overflow long before the derivatives are 0, and
+    their sums lose the larger terms; so *s* is the magnitude of ``z``, and 1 in the middle. Nothing depends on it: it is a constant.
+    """
+
+    decay: ClassVar[int]
+    homogeneous: ClassVar[Callable[[Tensor, Any], Tensor]]
+
+    @classmethod
+    def density(cls, z: Tensor) -> Tensor:
+        return cls.homogeneous(z, 1.0)
+
+    @classmethod
+    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
+        (alpha,) = parameters
+        one = inverse_magnitude(u, alpha)
+        return cls._fallen(v, u * one, alpha, one) * (alpha * one)
+
+    @classmethod
+    def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
+        (alpha,) = parameters
+        needs_u, needs_alpha = needed
+        if not needs_alpha:
+            return cls.slope_times(v, u, alpha), None
+        one = inverse_magnitude(u, alpha)
+        near = u * one
+        of_both = cls._fallen(v, near, alpha, one)
+        return of_both * (alpha * one) if needs_u else None, near * of_both
+
+    @classmethod
+    def _fallen(cls, v: Tensor, near: Tensor, alpha: Any, one: Tensor) -> Tensor:
+        """``v`` times the density, and once more the magnitude."""
+        for _ in range(cls.decay - 1):
+            v = v * one
+        return v * cls.homogeneous(near * alpha, one)

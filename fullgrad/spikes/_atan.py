@@ -1,12 +1,13 @@
 """`atan`."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._surrogate import ScaledStep
+from fullgrad.spikes._surrogate import HeavyTailedStep
 
 
 def atan(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0) -> Tensor:
@@ -44,13 +45,15 @@ def atan(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_sca
     return Atan.apply(v, alpha, threshold, grad_scale, tie)
 
 
-class Atan(ScaledStep):
+class Atan(HeavyTailedStep):
     """The operator of :func:`atan`."""
 
+    decay = 2
+
     @staticmethod
-    def density(z: Tensor) -> Tensor:
+    def homogeneous(z: Tensor, one: Any) -> Tensor:
         w = z * (math.pi / 2)
-        return 0.5 / (1 + w * w)
+        return 0.5 / (one * one + w * w)
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """`circ`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._surrogate import ScaledStep
+from fullgrad.spikes._surrogate import HeavyTailedStep
 
 
 def circ(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_scale: Parameter = 1.0, tie: float = 1.0) -> Tensor:
@@ -43,14 +45,15 @@ def circ(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_sca
     return Circ.apply(v, alpha, threshold, grad_scale, tie)
 
 
-class Circ(ScaledStep):
+class Circ(HeavyTailedStep):
     """The operator of :func:`circ`."""
 
     in_pieces = True
+    decay = 3
 
     @staticmethod
-    def density(z: Tensor) -> Tensor:
-        r = torch.rsqrt(1 + z * z)
+    def homogeneous(z: Tensor, one: Any) -> Tensor:
+        r = torch.rsqrt(one * one + z * z)
         return r * r * r * 0.5
 
     @staticmethod

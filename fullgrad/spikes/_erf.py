@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import NO_EXPONENTIAL
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -47,6 +48,8 @@ def erf(v: Tensor, alpha: Parameter = 2.0, threshold: Parameter = 0.0, grad_scal
 
 class Erf(ScaledStep):
     """The operator of :func:`erf`."""
+
+    reach = NO_EXPONENTIAL
 
     @staticmethod
     def density(z: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import inverse_magnitude, saturating
 from fullgrad.spikes._surrogate import Step
 
 
@@ -55,14 +56,15 @@ class FastSigmoid(Step):
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, slope: Any) -> Tensor:
-        q = u.abs() * slope + 1
-        return v / q / q  # the derivative of a square would square again, and be 0 too early
+        one = inverse_magnitude(u, slope)  # as in `HeavyTailedStep`
+        q = (u * one).abs() * slope + one
+        return v * one * one / q / q  # the derivative of a square would square again, and be 0 too early
 
     @staticmethod
     def rise(u: Tensor, slope: Any) -> Tensor:
-        return u / (1 + u.abs() * slope)
+        return saturating(u, slope)
 
     @staticmethod
     def rise_by(i: int, u: Tensor, slope: Any) -> Tensor:
-        r = u / (1 + u.abs() * slope)
+        r = saturating(u, slope)
         return -r * r.abs()

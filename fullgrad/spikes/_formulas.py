@@ -14,19 +14,33 @@ from fullgrad._dispatch import at_least
 _FAR = 60.0
 
 
-def clamp_to_finite(u: Tensor, factor: Any) -> Tensor:
+# The number of widths beyond which an exponential is 0, in float64 too.
+NO_EXPONENTIAL = 800.0
+
+
+def clamp_to_finite(u: Tensor, factor: Any, reach: float = math.inf) -> Tensor:
     """``u`` clamped so that its product with a factor is finite: in derivatives of slopes, infinity would be multiplied by 0.
 
-    Beyond the bound, half the largest number, every slope equals its value at infinity. An infinite factor would make it 0.
+    Beyond the bound, a quarter of the largest number, whose inverse is a normal number, every slope equals its value at infinity.
+    An infinite factor would make it 0. ``reach`` is a smaller bound of the product, if slopes have that value from there on.
     """
-    largest = torch.finfo(u.dtype).max / 2
-    return clamp_within(u, largest / (torch.clamp(factor, 1.0, largest) if isinstance(factor, Tensor) else at_least(factor, 1.0)))
+    largest = torch.finfo(u.dtype).max / 4
+    reach = min(reach, largest)
+    if isinstance(factor, Tensor):
+        return clamp_within(u, reach / torch.clamp(factor.detach().to(u.dtype), reach / largest, largest))
+    return clamp_within(u, reach / at_least(factor, reach / largest))
+
+
+def inverse_magnitude(u: Tensor, factor: Any) -> Tensor:
+    """The inverse of ``abs(u * factor)``, at most 1 and not 0, also at infinity: a constant."""
+    return 1 / torch.clamp((u * factor).detach().abs(), 1, torch.finfo(u.dtype).max / 4)
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:
     """``u`` clamped to plus and minus a bound, which is a constant."""
     if not isinstance(bound, Tensor):
-        return torch.clamp(u, -bound, bound)
+        least = at_least(-bound, torch.finfo(u.dtype).min)  # torch refuses a number that the dtype does not have
+        return torch.clamp(u, least, -least)
     # The forward derivative of a maximum adds and subtracts the derivative of the bound, which may be huge.
     bound = bound.detach().to(u.dtype)
     return torch.minimum(torch.maximum(u, -bound), bound)
@@ -50,6 +64,24 @@ def where_left(g: Tensor, u: Tensor, tie: float) -> Tensor:
 def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:
     """The sum of `where_right` and `where_left`, of finite numbers."""
     return where_right(right, u, tie) + where_left(left, u, tie)
+
+
+def saturating(x: Any, k: Any) -> Tensor:
+    """``x / (1 + k abs(x))`` for ``k`` that is not negative.
+
+    Far out the quotient has the derivative ``n - k abs(x) n^2 = n^2`` with ``n = 1 / (1 + k abs(x))``, which cancels; that of
+    ``1 - n`` does not.
+    """
+    z = abs(x) * k
+    n, far = 1 / (1 + z), z > 1
+    limit = torch.where(far, k, 1.0)
+    return torch.where(far, torch.sign(torch.as_tensor(x)) * (1 - n) / limit, x * n)
+
+
+def one_less_exp(x: Tensor) -> Tensor:
+    """``1 - exp(-x)`` for ``x`` that is not negative. torch's derivative of ``expm1`` is ``1 + expm1``, which cancels far out."""
+    far = x > 1
+    return torch.where(far, 1 - torch.exp(-x), -torch.expm1(-torch.where(far, 0, x)))
 
 
 @replaceable

@@ -65,7 +65,7 @@ class LeakyKRelu(Step):
     def slope_times(v: Tensor, u: Tensor, leak: Any, k: Any, tie: float) -> Tensor:
         if leak.__class__ is float and leak == 0.0:
             return where_right(v, u, tie) * k
-        return where_right(v, u, tie) * (k - leak) + v * leak
+        return where_right(v, u, tie) * k + where_left(v, u, tie) * leak
 
     @staticmethod
     def rise(u: Tensor, leak: Any, k: Any, tie: float) -> Tensor:

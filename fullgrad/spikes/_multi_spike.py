@@ -68,7 +68,6 @@ class MultiSpike(Surrogate):
         right = x >= threshold - window
         if i == 4:
             return v * (torch.where(right, x - threshold, -window) / threshold)
-        v = v / threshold * grad_scale
         if i == 1:
-            return v * (torch.where(right, -x, window) / threshold)
-        return torch.where(right, v, 0) if i == 0 else torch.where(right, 0, -v)
+            return v / threshold * grad_scale * (torch.where(right, -x, window) / threshold)
+        return (torch.where(right, v, 0) if i == 0 else torch.where(right, 0, -v)) / threshold * grad_scale

@@ -1,9 +1,13 @@
 """`nonzero_sign_log_abs`."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import saturating
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -47,9 +51,16 @@ def nonzero_sign_log_abs(
 class NonzeroSignLogAbs(ScaledStep):
     """The operator of :func:`nonzero_sign_log_abs`."""
 
-    @staticmethod
-    def density(z: Tensor) -> Tensor:
-        return 1 / (1 + z.abs())
+    @classmethod
+    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
+        (alpha,) = parameters
+        return v * saturating(alpha, u.abs())
+
+    @classmethod
+    def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
+        (alpha,) = parameters
+        needs_u, needs_alpha = needed
+        return cls.slope_times(v, u, alpha) if needs_u else None, v * saturating(u, alpha) if needs_alpha else None
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
+from fullgrad.spikes._formulas import NO_EXPONENTIAL, one_less_exp
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -48,10 +49,12 @@ def piecewise_exp(
 class PiecewiseExp(ScaledStep):
     """The operator of :func:`piecewise_exp`."""
 
+    reach = NO_EXPONENTIAL
+
     @staticmethod
     def density(z: Tensor) -> Tensor:
         return torch.exp(-z.abs()) * 0.5
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
-        return torch.sign(z) * torch.expm1(-z.abs()) * -0.5
+        return torch.sign(z) * one_less_exp(z.abs()) * 0.5

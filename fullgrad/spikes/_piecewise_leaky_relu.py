@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.windows import where_inside
+from fullgrad._core.windows import where_inside, where_positive
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import clamp_to_finite
 from fullgrad.spikes._surrogate import Step
 
 
@@ -58,20 +57,16 @@ class PiecewiseLeakyRelu(Step):
     parameters = ("w", "c")
 
     @staticmethod
-    def bounded(u: Tensor, w: Any, c: Any) -> Tensor:
-        return clamp_to_finite(u, 0.5 / w)
-
-    @staticmethod
     def slope_times(v: Tensor, u: Tensor, w: Any, c: Any) -> Tensor:
-        inside = where_inside(v, u, -w, w) * (0.5 / w - c)
-        return inside if c.__class__ is float and c == 0.0 else inside + v * c
+        inside = where_inside(v, u, -w, w) * 0.5 / w
+        return inside if c.__class__ is float and c == 0.0 else inside + where_positive(v, ~(u.abs() < w)) * c
 
     @staticmethod
     def rise(u: Tensor, w: Any, c: Any) -> Tensor:
-        return torch.where(u.abs() < w, u * (0.5 / w), torch.sign(u) * (0.5 + c * (u.abs() - w)))
+        return torch.where(u.abs() < w, where_inside(u, u, -w, w) * 0.5 / w, torch.sign(u) * (0.5 + c * (u.abs() - w)))
 
     @staticmethod
     def rise_by(i: int, u: Tensor, w: Any, c: Any) -> Tensor:
         if i == 0:
-            return torch.where(u.abs() < w, u / w * (-0.5 / w), torch.sign(u) * -c)
+            return torch.where(u.abs() < w, where_inside(u, u, -w, w) / w * -0.5 / w, torch.sign(u) * -c)
         return torch.where(u.abs() < w, 0, torch.sign(u) * (u.abs() - w))

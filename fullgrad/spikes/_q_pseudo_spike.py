@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import holds
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import clamp_to_finite
+from fullgrad.spikes._formulas import clamp_to_finite, one_less_exp
 from fullgrad.spikes._surrogate import Step
 
 
@@ -69,7 +69,7 @@ class QPseudoSpike(Step):
 
     @classmethod
     def rise(cls, u: Tensor, alpha: Any) -> Tensor:
-        return torch.sign(u) * (1 - torch.pow(cls._q(u, alpha), 1 - alpha)) * 0.5
+        return torch.sign(u) * one_less_exp(torch.log1p(cls._widths(u, alpha)) * (alpha - 1)) * 0.5
 
     @classmethod
     def rise_by(cls, i: int, u: Tensor, alpha: Any) -> Tensor:
@@ -78,4 +78,8 @@ class QPseudoSpike(Step):
 
     @staticmethod
     def _q(u: Tensor, alpha: Any) -> Tensor:
-        return u.abs() * (2 / (alpha - 1)) + 1
+        return QPseudoSpike._widths(u, alpha) + 1
+
+    @staticmethod
+    def _widths(u: Tensor, alpha: Any) -> Tensor:
+        return u.abs() * (2 / (alpha - 1))

@@ -62,7 +62,6 @@ class S2nn(Step):
 
     parameters = ("alpha", "beta")
     jumps_at_threshold = True
-    inverse_width = 0
 
     @staticmethod
     def slope(u: Tensor, alpha: Any, beta: Any, tie: float) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import bell
+from fullgrad.spikes._formulas import NO_EXPONENTIAL, bell
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -50,6 +50,7 @@ class Sigmoid(ScaledStep):
     """The operator of :func:`sigmoid`."""
 
     in_pieces = True
+    reach = NO_EXPONENTIAL
 
     @staticmethod
     def density(z: Tensor) -> Tensor:

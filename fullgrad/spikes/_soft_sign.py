@@ -1,9 +1,12 @@
 """`soft_sign`."""
 
+from typing import Any
+
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._surrogate import ScaledStep
+from fullgrad.spikes._formulas import saturating
+from fullgrad.spikes._surrogate import HeavyTailedStep
 
 
 def soft_sign(
@@ -43,14 +46,16 @@ def soft_sign(
     return SoftSign.apply(v, alpha, threshold, grad_scale, tie)
 
 
-class SoftSign(ScaledStep):
+class SoftSign(HeavyTailedStep):
     """The operator of :func:`soft_sign`."""
 
+    decay = 2
+
     @staticmethod
-    def density(z: Tensor) -> Tensor:
-        r = 1 / (1 + z.abs())
+    def homogeneous(z: Tensor, one: Any) -> Tensor:
+        r = 1 / (one + z.abs())
         return r * r * 0.5
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
-        return z / (1 + z.abs()) * 0.5
+        return saturating(z, 1.0) * 0.5

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import exp, expm1
+from fullgrad.spikes._formulas import exp, expm1, one_less_exp
 from fullgrad.spikes._surrogate import Step
 
 
@@ -61,7 +61,6 @@ class SpikeRateEscape(Step):
     """The operator of :func:`spike_rate_escape`."""
 
     parameters = ("beta", "slope")
-    inverse_width = 0
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, beta: Any, slope: Any) -> Tensor:
@@ -79,7 +78,7 @@ class SpikeRateEscape(Step):
             up, down = torch.clamp(below, min=0), torch.clamp(below, max=0)
             grown = -torch.exp((up - 1) * beta) * torch.expm1(-up * beta)
             rise = torch.where(u >= 0, grown, exp(-beta) * torch.expm1(down * beta))
-            return torch.where(u <= 1, rise, -torch.expm1(-above * beta) - expm1(-beta)) / beta
+            return torch.where(u <= 1, rise, one_less_exp(above * beta) - expm1(-beta)) / beta
         whole = _moment(torch.ones_like(u), beta)
         return (torch.where(u <= 1, _moment(1 - below, beta), -_moment(above, beta)) - whole) * slope
 
@@ -96,6 +95,5 @@ def _moment(t: Tensor, beta: Any) -> Tensor:
     series = torch.zeros_like(z)
     for c in reversed(_SERIES):
         series = c - z * series
-    w = torch.where(small, 1, y)
-    t = torch.where(small, t, 0)
-    return torch.where(small, t * t * series, (1 - (1 + w) * torch.exp(-w)) / beta / beta)
+    w, of_w, t = torch.where(small, 1, y), torch.where(small, 1, beta), torch.where(small, t, 0)
+    return torch.where(small, t * t * series, (1 - (1 + w) * torch.exp(-w)) / of_w / of_w)

@@ -70,12 +70,12 @@ class Sso(Step):
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, mean: Any, variance: Any, noise: Any, tie: float) -> Tensor:
-        return where_right(v, u, tie) + where_left(v * variance * (noise - 0.5 + mean), u, tie)
+        return where_right(v, u, tie) + where_left(v, u, tie) * variance * (noise - 0.5 + mean)
 
     @staticmethod
     def rise(u: Tensor, mean: Any, variance: Any, noise: Any, tie: float) -> Tensor:
-        return where_right(u, u, tie) + where_left(u * variance * (noise - 0.5 + mean), u, tie)
+        return where_right(u, u, tie) + where_left(u, u, tie) * variance * (noise - 0.5 + mean)
 
     @staticmethod
     def rise_by(i: int, u: Tensor, mean: Any, variance: Any, noise: Any, tie: float) -> Tensor:
-        return where_left(u * ((noise - 0.5 + mean) if i else variance), u, tie)
+        return where_left(u, u, tie) * ((noise - 0.5 + mean) if i else variance)

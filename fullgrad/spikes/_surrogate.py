@@ -1,6 +1,7 @@
 """`Surrogate`: the rules of every step, sign and count with a declared slope, written once."""
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import if_recorded
 from fullgrad._core.opmath import to_opmath
-from fullgrad.spikes._formulas import clamp_to_finite
+from fullgrad.spikes._formulas import clamp_to_finite, inverse_magnitude
 from fullgrad.spikes._values import expanded, step, threshold_for
 
 
@@ -55,6 +56,8 @@ class Step(Surrogate):
     constants: ClassVar[tuple[str, ...]] = ()
     # The position of a parameter whose product with ``u`` the formulas make.
     inverse_width: ClassVar[int | None] = None
+    # The product beyond which slopes equal those at infinity.
+    reach: ClassVar[float] = math.inf
     # Whether the slope jumps at the threshold, so that the formulas take ``tie`` after the parameters.
     jumps_at_threshold = False
     # As functions of ``(u, *parameters)``: the derivative *d* of the surrogate, and its integral *R* from 0; and as a function of
@@ -101,7 +104,7 @@ class Step(Surrogate):
     @classmethod
     def bounded(cls, u: Tensor, *parameters: Any) -> Tensor:
         """``u`` clamped so that the formulas and their derivatives are finite."""
-        return clamp_to_finite(u, 1.0 if cls.inverse_width is None else parameters[cls.inverse_width])
+        return clamp_to_finite(u, 1.0 if cls.inverse_width is None else parameters[cls.inverse_width], cls.reach)
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
@@ -138,3 +141,43 @@ class ScaledStep(Step):
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
         return cls.distribution(u * parameters[0])
+
+
+class HeavyTailedStep(ScaledStep):
+    r"""A `ScaledStep` with a density that falls as a power, in the form :math:`f(z) = F(z, 1)`, where *F* is homogeneous:
+    :math:`F(z, 1) = s^{-k} F(z / s, 1 / s)` for every *s*.
+
+    A subclass gives ``homogeneous``, *F*, and ``decay``, *k*. Powers of ``z`` overflow long before derivatives are 0, which then
+    lack their larger terms; so *s* is the magnitude of ``z``, and 1 in the middle. Nothing depends on *s*: it is a constant.
+    """
+
+    decay: ClassVar[int]
+    homogeneous: ClassVar[Callable[[Tensor, Any], Tensor]]
+
+    @classmethod
+    def density(cls, z: Tensor) -> Tensor:
+        return cls.homogeneous(z, 1.0)
+
+    @classmethod
+    def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
+        (alpha,) = parameters
+        one = inverse_magnitude(u, alpha)
+        return cls._fallen(v, u * one, alpha, one) * (alpha * one)
+
+    @classmethod
+    def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
+        (alpha,) = parameters
+        needs_u, needs_alpha = needed
+        if not needs_alpha:
+            return cls.slope_times(v, u, alpha), None
+        one = inverse_magnitude(u, alpha)
+        near = u * one
+        of_both = cls._fallen(v, near, alpha, one)
+        return of_both * (alpha * one) if needs_u else None, near * of_both
+
+    @classmethod
+    def _fallen(cls, v: Tensor, near: Tensor, alpha: Any, one: Tensor) -> Tensor:
+        """``v`` times the density, and times the magnitude once."""
+        for _ in range(cls.decay - 1):
+            v = v * one
+        return v * cls.homogeneous(near * alpha, one)

@@ -17,7 +17,7 @@ from fullgrad.soft.simplex._losses import REDUCTIONS
 
 # Methods that compare pairs: an element far away does not change the ranks of the others.
 _OF_PAIRS = ("sigmoid", "lapsum")
-# What stands for the variance of equal elements. Nothing is added to that of others: it would change with the unit, a power of two.
+# The variance of equal elements. Nothing is added to that of others: it would change with the unit, a power of two.
 _OF_CONSTANT = 1e-6
 # The softness by default: of the spread, and of neighbors. Sharper ranks have local minima, as the discount is convex.
 _OF_SPREAD, _OF_NEIGHBORS = 0.5, 6.0

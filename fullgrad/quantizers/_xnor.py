@@ -1,18 +1,14 @@
 """`xnor`: binary weights with the scale of their own mean."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.opmath import to_opmath
-from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import elementwise_code, without_parts
 from fullgrad.gradients._magnitude import Dim, dims_of
 from fullgrad.quantizers import _arguments
-from fullgrad.quantizers._signs import pass_in_window, sign
+from fullgrad.quantizers._binarize import Binarize
 
 
 def xnor(w: Tensor, dim: Dim = None, *, scale_gradient: bool = True) -> Tensor:
@@ -54,24 +50,4 @@ def xnor(w: Tensor, dim: Dim = None, *, scale_gradient: bool = True) -> Tensor:
     (wide,) = to_opmath(w)
     size = elementwise_code("xnor", torch.abs, wide if scale_gradient else wide.detach())
     mean = without_parts(size.mean(dims_of(dim, w.ndim), keepdim=True))
-    return Xnor.apply(wide, mean).to(w.dtype)
-
-
-class Xnor(Elementwise):
-    """The signs times a scale. A scale of infinity adds nothing to the tangent outside of the window, as a product with 0 would."""
-
-    in_pieces = True
-    reads = {0: (0, 1), 1: (0,)}
-
-    @staticmethod
-    def forward(w: Tensor, scale: Tensor) -> Tensor:
-        return _value(w, scale)
-
-    @staticmethod
-    def vjp_term(i: int, v: Tensor, w: Tensor, scale: Any) -> Tensor:
-        return pass_in_window(v * scale, w, 1.0) if i == 0 else v * sign(w, 1.0)
-
-
-@pointwise
-def _value(w: Tensor, scale: Tensor) -> Tensor:
-    return sign(w, 1.0) * scale
+    return (mean * Binarize.apply(wide, 1.0, 1.0, 1.0)).to(w.dtype)

@@ -17,8 +17,8 @@ from fullgrad.soft.simplex._losses import REDUCTIONS
 
 # Methods that compare pairs: an element far away does not change the ranks of the others.
 _OF_PAIRS = ("sigmoid", "lapsum")
-# The variance that is added to that of a row in its unit.
-_EPSILON = 1e-6
+# The variance of equal elements. Nothing is added to that of others: it would change with the unit, a power of two.
+_OF_CONSTANT = 1e-6
 # The softness by default: of the spread, and of neighbors. Sharper ranks have local minima, as the discount is convex.
 _OF_SPREAD, _OF_NEIGHBORS = 0.5, 6.0
 # Softnesses beyond the others at which masked elements stand: exp(-1000) is 0.
@@ -144,15 +144,16 @@ def standardized(rows: Rows) -> Tensor:
     r = torch.where(left_out, 0, (rows.x - row_origin(seen)) * _unit(seen))
     count = (~left_out).sum(-1, keepdim=True, dtype=torch.int32).clamp(min=1).to(r.dtype)
     r = torch.where(left_out, 0, r - r.sum(-1, keepdim=True) / count)
-    deviation = rows.constant_of_two(((r * r).sum(-1, keepdim=True) / count + _EPSILON).sqrt())
+    variance = (r * r).sum(-1, keepdim=True) / count
+    deviation = rows.constant_of_two(torch.where(variance == 0, _OF_CONSTANT, variance).sqrt())
     return torch.where(left_out, (rows.x > 0).to(r.dtype), torch.sigmoid(r / deviation))
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Powers of two by which the finite elements of rows spread over about 1: the variance that is added is relative to it."""
+    """Powers of two by which the finite elements of rows spread over about 1, so that squares do not over- or underflow."""
     spread, largest = _spread(x), digits(x.dtype)[1] - 1
     e = exponent(spread).clamp(-largest, largest)
-    return power_of_two(torch.where((spread > 0) & spread.isfinite(), -e, 0), x.dtype)
+    return power_of_two(torch.where(spread > 0, -e, 0), x.dtype)
 
 
 def _spread(x: Tensor, valid: Tensor | None = None) -> Tensor:

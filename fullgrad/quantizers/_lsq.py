@@ -17,8 +17,8 @@ from fullgrad.quantizers._quant_range import quant_range
 def lsq(
     x: Tensor,
     scale: Parameter,
-    quant_min: int = -128,
-    quant_max: int = 127,
+    quant_min: int | None = None,
+    quant_max: int | None = None,
     *,
     offset: Parameter | None = None,
     grad_scale: float | None = None,
@@ -38,8 +38,8 @@ def lsq(
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
         scale: As in :func:`fake_quantize`: a number or a tensor, of one number per tensor, channel, group or block.
-        quant_min: The smallest code, an integer.
-        quant_max: The largest, an integer.
+        quant_min: The smallest code, an integer; None for -128, or for that of ``bits``.
+        quant_max: The largest, an integer; None for 127, or for that of ``bits``.
         offset: A number or a tensor that broadcasts to ``x``, and gets its own gradient; None for 0.
         grad_scale: *f*, a positive number; None for the formula above.
         bits: The number of bits of signed codes, in place of ``quant_min`` and ``quant_max``; None for these.
@@ -68,10 +68,13 @@ def lsq(
     checks.no_count("lsq", "scale", scale, "bits")
     _arguments.check_scale("lsq", "scale", scale, x.dtype)
     if bits is not None:
-        if (quant_min, quant_max) != (-128, 127):
-            raise ValueError(f"lsq: either `bits` or codes must be given, got bits={bits}, {quant_min} and {quant_max}.")
+        if not quant_min is quant_max is None:
+            raise ValueError(
+                f"lsq: either `bits` or codes must be given, got bits={bits}, quant_min={quant_min} and quant_max={quant_max}."
+            )
         checks.integer_between("lsq", "bits", bits, 1, 53)
         quant_min, quant_max = quant_range(bits)
+    quant_min, quant_max = -128 if quant_min is None else quant_min, 127 if quant_max is None else quant_max
     quant_min, quant_max = _arguments.check_range("lsq", quant_min, quant_max, x.dtype)
     if not quant_min <= 0 <= quant_max:
         raise ValueError(f"lsq: `quant_min` and `quant_max` must have 0 between them, got {quant_min} and {quant_max}.")

@@ -183,7 +183,9 @@ def relu_minus_gated(x: Tensor, s: Softness, mode: str) -> Tensor:
 
 def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The derivative of S with respect to the softness: -x S' / s, as S is a function of x / s."""
-    return clamp_to_transition(x, s, mode) * slope(x, s, mode) / -s
+    near = clamp_to_transition(x, s, mode)
+    # The slope of x / s may overflow far away. In c0 the slope is taken at x itself: it is not 0 on the joins.
+    return near * slope(near if mode in _UNBOUNDED_MODES else x, s, mode) / -s
 
 
 def softplus_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:

@@ -1,5 +1,6 @@
 """Properties of `losses`: metrics of other packages as limits, ties, constant rows, NaN, and ranks that descent improves."""
 
+import functools
 import math
 import random
 
@@ -54,9 +55,8 @@ def test_the_formula():
     x, y = rows(3, 5, 2), rows(3, 5, 2, seed=1)
 
     def by_hand(x):
-        # The variance, to which 1e-6 is added, is that of rows whose range is from 1 to 2.
-        spread = (x.detach().amax(1, keepdim=True) - x.detach().amin(1, keepdim=True)).log2().floor()
-        r = soft.rank(x * 2**-spread, 1, softness=0.2, descending=False)
+        z = torch.sigmoid((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True, correction=0))
+        r = soft.rank(z, 1, softness=0.2, descending=False, standardize=False)
         q = y.argsort(1).argsort(1).double()
         r, q = r - r.mean(1, keepdim=True), q - 2
         return 1 - (r * q).sum(1) / (r.square().sum(1) * q.square().sum(1)).sqrt()
@@ -302,11 +302,27 @@ def test_ranks_lie_between_one_and_n(mode):
 
 @pytest.mark.parametrize("loss", [losses.spearman, losses.ndcg])
 def test_the_unit_of_predictions_does_not_matter(loss):
-    """The variance to which `standardize` adds 1e-6 is that of rows in a unit of their own."""
+    """Nor does it where the range passes a power of 2, or overflows."""
     x, y = rows(3, 6), rows(3, 6, seed=1).abs()
-    for unit in (1e-12, 1e-3, 1e12):
-        close(loss(x * unit, y), loss(x, y), rtol=1e-5, atol=1e-6)
-        close(grad(loss)(x * unit, y) * unit, grad(loss)(x, y), rtol=1e-4, atol=1e-6)
+    x = x / (x.amax(1, keepdim=True) - x.amin(1, keepdim=True))
+    for unit in (1e-300, 1e-12, 1e-3, 1 - 1e-12, 1 + 1e-12, 1e12, 1.7e308):
+        close(loss(x * unit, y), loss(x, y), rtol=1e-10, atol=1e-10)
+        close(grad(loss)(x * unit, y) * unit, grad(loss)(x, y), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [None, 2])
+@pytest.mark.parametrize("gain", ["linear", "exponential"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_unit_of_gains_does_not_matter(dtype, gain, k):
+    """Sums of gains over- and underflow in none: relevance times a constant, or with exponential gains one that is added."""
+    x = rows(5).float()
+    v = torch.tensor([2.0, 1.0, 0.5, 1.5, 2.0], dtype=dtype)
+    ends = {torch.float32: (1e-40, 1.5e38), torch.float64: (1e-310, 8e307)}[dtype]
+    one, *others = [v * c for c in (1, *ends)] if gain == "linear" else [v + c for c in (40, 127, 1000, 1e5)]
+    f = functools.partial(losses.ndcg, k=k, gain=gain)
+    for other in others:
+        close(f(x, other), f(x, one), rtol=1e-4, atol=0)
+        close(grad(f)(x, other), grad(f)(x, one), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [losses.spearman, losses.ndcg])

@@ -635,5 +635,5 @@ def test_a_number_of_bits_is_no_scale():
         assert torch.equal(function(x, 4.0), function(x, torch.tensor(4.0)))
         assert torch.equal(function(x, 1), function(x, 1.0))
     assert torch.equal(quantizers.lsq(x, 0.5, bits=3), quantizers.lsq(x, 0.5, -4, 3))
-    with pytest.raises(ValueError, match="lsq: either `bits` or codes must be given, got bits=3, -8 and 7"):
+    with pytest.raises(ValueError, match="lsq: either `bits` or codes must be given, got bits=3, quant_min=-8 and quant_max=7"):
         quantizers.lsq(x, 0.5, -8, 7, bits=3)

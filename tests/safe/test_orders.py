@@ -5,7 +5,7 @@ import itertools
 import mpmath
 import pytest
 import torch
-from torch.func import grad, hessian, jacfwd, jacrev
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 from fullgrad import safe
 
@@ -122,3 +122,27 @@ def test_a_derivative_that_overflows_leaves_the_other_elements_alone(inner, oute
 def test_the_power_0_has_no_curvature():
     """A coefficient of 0 is certain, though the other factor overflows."""
     assert hessian(lambda x: safe.pow(x, torch.tensor(0.0)))(torch.tensor(1e-20)) == 0
+
+
+ONE_ARGUMENT = {
+    "sqrt": safe.sqrt,
+    "log": safe.log,
+    "acos": safe.acos,
+    "asin": safe.asin,
+    "div by a number": lambda x: safe.div(x, 3.0),
+    "div by x": lambda x: safe.div(torch.ones_like(x), x),
+    "atan2": lambda x: safe.atan2(x, torch.ones_like(x)),
+    "norm": safe.norm,
+    **{f"pow {e}": lambda x, e=e: safe.pow(x, e) for e in (3, 3.0, -2, 0.5, torch.tensor(3.0))},
+}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("inner", [grad, jacfwd])
+@pytest.mark.parametrize("outer", [grad, jacfwd])
+@pytest.mark.parametrize("name", ONE_ARGUMENT)
+def test_samples_without_dimensions_have_the_second_derivative_of_single_numbers(name, inner, outer):
+    """Under vmap torch multiplies such a sample by the tangent 0 of a number: NaN where the slope overflows, and float64."""
+    x, f = torch.tensor([1e-30, 0.5, 1e20, 1e30]), outer(inner(ONE_ARGUMENT[name]))
+    found = vmap(f)(x)
+    torch.testing.assert_close(found, torch.stack([f(v) for v in x]), equal_nan=True)

@@ -478,3 +478,23 @@ def test_derivatives_at_tiny_temperatures(name, order):
         derivative = grad(f, (0, 1)) if order == 1 else torch.func.hessian(f, (0, 1))
         found = torch.utils._pytree.tree_leaves(derivative(x, torch.tensor(tau)))
         assert all(not v.any() for v in found), (tau, found)
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.05, 1e-3, 1e-20, 1e-30])
+@pytest.mark.parametrize("function", [sampling.relaxed_bernoulli, sampling.hard_concrete])
+def test_second_derivatives_by_the_temperature_are_true(function, tau):
+    """In every nesting, also where the slope of logits over the temperature overflows."""
+    mpmath = pytest.importorskip("mpmath")
+    u, t = torch.tensor(0.3), torch.tensor(tau)
+    stretch = 1.2 if function is sampling.hard_concrete else 1.0
+    for logit in (-1.0, -0.5, 0.0):
+        x = mpmath.mpf(logit) - mpmath.log(mpmath.mpf(u.item()) / (1 - mpmath.mpf(u.item())))
+        with mpmath.workdps(60):
+            at = mpmath.mpf(t.item())
+            expected = 0.0 if tau < 1e-2 else float(stretch * mpmath.diff(lambda s: 1 / (1 + mpmath.exp(-x / s)), at, 2))  # noqa: B023
+        f = lambda t: function(torch.tensor(logit), t, noise=u)  # noqa: B023, E731
+        if stretch > 1 and f(t) in (0, 1):
+            expected = 0.0  # clamped
+        for outer in (grad, jacfwd):
+            for inner in (grad, jacfwd):
+                assert outer(inner(f))(t).item() == pytest.approx(expected, rel=1e-3, abs=1e-6)

@@ -19,12 +19,6 @@ def _order(x: Tensor) -> Tensor:
     return (torch.arange(x.shape[-1], device=x.device) > 1).long().expand(x.shape)
 
 
-def _in_units(x: Tensor) -> Tensor:
-    """Rows that spread over 1 to 2, in units of a power of two."""
-    spread = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)).detach()
-    return x / torch.exp2(torch.floor(torch.log2(spread)))
-
-
 def _correlation(r: Tensor, order: Tensor) -> Tensor:
     q = order - order.mean(-1, keepdim=True)  # ranks of two values differ as the values do
     r = r - r.mean(-1, keepdim=True)
@@ -32,12 +26,12 @@ def _correlation(r: Tensor, order: Tensor) -> Tensor:
 
 
 def _spearman(x: Tensor) -> Tensor:
-    r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort", descending=False)
+    r = _ranks(x, SOFT, "smooth", "neuralsort", descending=False, added=0.0)
     return (1 - _correlation(r, _order(x).to(r.dtype))).mean()
 
 
 def _ndcg(x: Tensor) -> Tensor:
-    r = _ranks(_in_units(x), SOFT, "smooth", "neuralsort")
+    r = _ranks(x, SOFT, "smooth", "neuralsort", added=0.0)
     gains = _order(x).to(r.dtype)
     return (1 - (gains * _discount(r, 2, x.shape[-1] * SOFT)).sum(-1) / _best(gains, 2, x.shape[-1] * SOFT)).mean()
 
@@ -65,7 +59,7 @@ def _masked(function: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
 
 def _default_ranks(x: Tensor) -> Tensor:
     """The ranks of the elements of each row but the last, from the largest."""
-    z = _standard(_in_units(x[..., :-1]))[0]
+    z = _standard(x[..., :-1], 0.0)[0]
     d = (z.unsqueeze(-2) - z.unsqueeze(-1)) / _default_softness(x)
     return (1 + torch.sign(d) * (1 - torch.exp(-d.abs()))).sum(-1) / 2 + 0.5
 

@@ -123,9 +123,9 @@ def _plan(cost: Tensor, mu: Tensor, nu: Tensor, mode: str) -> Tensor:
 # --- The methods ------------------------------------------------------------------------------------------------------
 
 
-def _standard(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _standard(x: Tensor, added: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
     mean = x.mean(-1, keepdim=True)
-    deviation = ((x - mean).square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    deviation = ((x - mean).square().mean(-1, keepdim=True) + added).sqrt()
     return torch.sigmoid((x - mean) / deviation), mean, deviation
 
 
@@ -180,8 +180,8 @@ def _values(x, s, mode, method, groups=None):
     return _apply(_weights(x, s, mode, method, groups), x) if method in WEIGHTED_SUM_METHODS else _direct(x, s, mode, method)
 
 
-def _ranks(x, s, mode, method, descending=True):
-    z, n = _standard(x)[0], x.shape[-1]
+def _ranks(x, s, mode, method, descending=True, added=1e-6):
+    z, n = _standard(x, added)[0], x.shape[-1]
     i = torch.arange(1, n + 1, dtype=x.dtype, device=x.device)
     if method == "sigmoid":
         y = 0.5 + _step(z.unsqueeze(-1) - z.unsqueeze(-2), s, mode).sum(-1)

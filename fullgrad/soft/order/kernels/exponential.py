@@ -74,8 +74,10 @@ def laplace_sums(z: Tensor, softness: Softness) -> Tensor:
     a = wide(a) / softness
     ones = torch.ones_like(a)
     left, right = TwoSided.apply(a, first, last, ones, ones)
-    # Between equal elements S has the value 1/2 and the slope 1/2.
-    count, d = (last - first + 1).to(a.dtype), a - a.detach()
+    # Between equal elements S has the value 1/2 and the slope 1/2. An element alone has no such slope: as a difference of two
+    # equal ones it would take the digits of the slopes between distant elements.
+    count = (last - first + 1).to(a.dtype)
+    d = torch.where(count > 1, a - a.detach(), 0)
     sums = first + (count + count * d - group_sums(d, first) + right - left) / 2
     return sums.gather(-1, torch.argsort(order, dim=-1)).to(z.dtype)
 

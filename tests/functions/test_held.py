@@ -192,6 +192,7 @@ MADE_OF_FUNCTIONS = {
     **OPERATORS,
     "linear_map": lambda f, slope: fullgrad.linear_map(f, f),
     "map_grad": lambda f, slope: lambda x: fullgrad.map_grad(x, f),
+    "from_slope": lambda f, slope: fullgrad.spikes.from_slope(f),
     "backward of with_reference": lambda f, slope: fullgrad.with_reference(
         torch.square, torch.square, backward=lambda inputs, outputs, g: (f(g),)
     ),

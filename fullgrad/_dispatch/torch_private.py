@@ -539,9 +539,9 @@ _enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)
 leave_level = _optional("_C._functorch._vmap_decrement_nesting", None, _ADOPT)
 
 
-def enter_level() -> None:
-    """Enter a ``vmap`` in which nothing is batched, until `leave_level`."""
-    _enter_vmap(1, "error")
+def enter_level(size: int = 1, randomness: str = "error") -> None:
+    """Enter a ``vmap``, in which nothing is batched, until `leave_level`."""
+    _enter_vmap(size, randomness)
 
 
 # A class may save what it needs only where an input requires a gradient; inside a transform torch refuses the attribute.

@@ -432,20 +432,21 @@ def is_recorded() -> bool:
     return mode() is not None or jit_tracing_state() is not None
 
 
+_disabled = functools.cache(torch.compiler.disable)
+
+
 def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """A list of the function as compiled code calls it: one node, in and out of which any structure may go, and which AOTAutograd
-    traces. Dynamo's `nonstrict_trace` makes it, once Dynamo is imported.
+    traces. Dynamo's `nonstrict_trace` makes it, once Dynamo is imported. Where the node is refused, the graph breaks and the
+    function runs: Dynamo would then compile frame by frame of it, in which `is_tracing` would be true here and false there.
     """
     node = [function]
 
     def mark(function: Any) -> None:
-        node[0] = torch._dynamo.nonstrict_trace(function)
+        node[0] = torch._dynamo.nonstrict_trace(_disabled(function))
 
     mark_for_dynamo(mark, function)
     return node
-
-
-_disabled = functools.cache(torch.compiler.disable)
 
 
 def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._dispatch import is_differentiating
+from fullgrad._dispatch import is_compiling, is_differentiating
 from fullgrad._engine.surroundings import Surroundings
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
@@ -33,6 +33,7 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     Raises:
         TypeError: ``slope`` is not callable.
         RuntimeError: When a derivative is taken: a tensor that ``slope`` closes over was changed in place after the call.
+        NotImplementedError: In compiled code: ``slope`` uses a tensor that is not its argument.
 
     Example:
         >>> import torch, fullgrad
@@ -45,7 +46,9 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
     """
-    from fullgrad.functions._reads import guard  # here, as it stands on other families, which take a while to import
+    # Here, as they stand on other families, which take a while to import.
+    from fullgrad.functions._closures import refuse_in_graphs
+    from fullgrad.functions._reads import guard
 
     checks.function("from_slope", "slope", slope)
 
@@ -56,7 +59,9 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
         @staticmethod
         def forward(v: Tensor, around: Surroundings | None, threshold: Parameter, grad_scale: float, tie: float) -> Tensor:
-            guard(slope)
+            if is_compiling():
+                guard(slope)
+                refuse_in_graphs("from_slope", "slope", slope)
             return expanded(step(v, threshold, tie), threshold, grad_scale, tie)
 
         @staticmethod

@@ -567,6 +567,30 @@ def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_gr
     assert f"uses {what}" in whole_message(found.value)
 
 
+BROKEN = {
+    **{name: FOLLOWING[name][0] for name in ("root", "fixed_point", "finite_difference", "from_slope")},
+    "root called once": lambda f, slope: OPERATORS["root"](f, slope),
+    "with_reference": lambda f, slope: fullgrad.with_reference(f, f, vmap_method="map"),
+    "with_reference of None": lambda f, slope: (
+        lambda x: fullgrad.with_reference(lambda x, y: 2 * x if y is not None else f(x), lambda x, y: f(x), vmap_method="map")(
+            x, None
+        )
+    ),
+}
+
+
+@pytest.mark.short
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # at which Dynamo looks
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_graph_that_breaks_at_an_operator_leaves_it_to_eager_code(name):
+    """Dynamo compiles no frames of the operator, and it gets the arguments of the call."""
+    c = torch.tensor(3.0, dtype=torch.float64)
+    op = BROKEN[name](lambda x: c * x, lambda x: 3 + 0 * x)
+    torch.compiler.reset()
+    compiled, x = torch.compile(lambda x: op(x) * 2, backend="eager"), X.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x)[0], torch.full_like(X, 6.0))
+
+
 THREADS = """
 import gc, threading
 import torch

@@ -120,7 +120,7 @@ def drawing_as_before(inside_transforms: bool) -> Iterator[None]:
     """
     vmaps = _vmaps()
     refusing = [i for i, (randomness, _) in enumerate(vmaps) if randomness == "Error"]
-    if any([randomness in ("Same", "Different") for randomness, _ in vmaps]):
+    if any(randomness in ("Same", "Different") for randomness, _ in vmaps):
         # Where samples differ, torch's attention with dropout ends the process in a vmap that shares draws inside of theirs.
         refusing = []
     layers = [torch_private.pop() for _ in range(len(vmaps) - refusing[0])] if refusing else []

@@ -53,11 +53,11 @@ class Replay:
         if not self.kept or not transforms_active() or is_tracing():
             return
         pairs = zip(self.kept, _numbers(results), strict=True)
-        if not all([torch.allclose(a, b, rtol=0.01, atol=0.01, equal_nan=True) for a, b in pairs]):
+        if not all(torch.allclose(a, b, rtol=0.01, atol=0.01, equal_nan=True) for a, b in pairs):
             raise NotImplementedError(
-                f"{self.name} draws random numbers, and draws other ones inside of a transform than outside, where it was called: "
-                "torch's dropout does so on a GPU, and for tensors that are not contiguous. Call it inside of a transform, as "
-                "jacrev does, or draw outside, and pass the numbers as an argument."
+                f"{self.name} draws random numbers, and draws other ones inside of a transform than outside, where it was "
+                "called: torch's dropout does so on a GPU, and for tensors that are not contiguous. Call it inside of a "
+                "transform, as jacrev does, or draw outside, and pass the numbers as an argument."
             )
 
     @contextlib.contextmanager

@@ -215,6 +215,16 @@ def test_attributes_that_no_code_reads_are_not_held():
     assert not any(t is n.unread for t in held(n.direct)[1])
 
 
+def test_modules_whose_forward_is_no_python_function():
+    """A function of torch has no module."""
+
+    class Sine(nn.Module):
+        forward = staticmethod(torch.sin)
+
+    module = Sine()
+    assert held(lambda x: module(x))[0] == [module]
+
+
 def test_names_of_attributes_are_not_globals():
     """``box.TENSOR`` is no global ``TENSOR``."""
     box = types.SimpleNamespace(TENSOR=torch.tensor(1.0))

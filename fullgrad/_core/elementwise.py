@@ -263,7 +263,7 @@ def _several_input_rules(cls: Any, names: tuple[str, ...], reads: Any) -> tuple[
     varies = callable(reads)
     fixed: dict[int, tuple[int, ...]] = {} if varies else reads
     saves_first = varies or 0 in fixed.get(0, ())
-    scalar_types, has_one_more = Rules.SCALAR_TYPES, len(names) == 2
+    scalar_types, has_one_more = Rules.SCALAR_TYPES.union(cls.constant_types), len(names) == 2
     are_scalars = scalar_types.issuperset
     scheduled, first = _schedule(cls, len(names))
 

@@ -34,6 +34,7 @@ from fullgrad._dispatch.state import (
     can_skip_autograd,
     can_view_bits,
     clone_if_view,
+    drawing_as_before,
     forward_mode_is_on,
     has_data,
     in_legacy_vmap,

@@ -1,8 +1,9 @@
 """The state of torch at this moment, and what it allows a ``forward`` to do."""
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -96,10 +97,48 @@ def derivatives_are_lost() -> bool:
 
 def vmaps_that_draw_differently() -> int:
     """How many of the active vmaps draw other random numbers for each sample."""
+    return [randomness for randomness, _ in _vmaps()].count("Different")
+
+
+def _vmaps() -> list[tuple[str | None, int]]:
+    """The randomness and the size of each active transform that is a vmap, outermost first; None and 0 of another."""
     if torch_private.interpreters is None or torch_private.MISSING:
-        return 0
-    of_vmap = [torch_private.VmapInterpreter(i) for i in torch_private.interpreters() or () if i.key().name == "Vmap"]
-    return sum([i.randomness().name == "Different" for i in of_vmap])
+        return []
+    found: list[tuple[str | None, int]] = []
+    for i in torch_private.interpreters() or ():
+        own = torch_private.VmapInterpreter(i) if i.key().name == "Vmap" else None
+        found.append((None, 0) if own is None else (own.randomness().name, own.batchSize()))
+    return found
+
+
+@contextlib.contextmanager
+def drawing_as_before(inside_transforms: bool) -> Iterator[None]:
+    """A context in which code draws again what it drew in a call that was inside of transforms, or was not.
+
+    Vmaps that refuse random numbers, as those over cotangents, share them: the call was not inside of them, or drew none. And
+    where transforms have ended there is one in which nothing is batched, as torch's dropout draws in another order outside.
+    """
+    vmaps = _vmaps()
+    refusing = [i for i, (randomness, _) in enumerate(vmaps) if randomness == "Error"]
+    if any(randomness in ("Same", "Different") for randomness, _ in vmaps):
+        # Where samples differ, torch's attention with dropout ends the process in a vmap that shares draws inside of theirs.
+        refusing = []
+    layers = [torch_private.pop() for _ in range(len(vmaps) - refusing[0])] if refusing else []
+    is_bare = inside_transforms and not transforms_active() and not layers and torch_private.leave_level is not None
+    for (randomness, size), layer in zip(vmaps[len(vmaps) - len(layers) :], reversed(layers), strict=True):
+        if randomness == "Error":  # another vmap of the same level, to which its tensors belong
+            torch_private.enter_level(size, "same")
+        else:
+            torch_private.push(layer)
+    if is_bare:
+        torch_private.enter_level(1, "same")
+    try:
+        yield
+    finally:
+        for _ in range(len(layers) + is_bare):
+            torch_private.pop()
+        for layer in reversed(layers):
+            torch_private.push(layer)
 
 
 def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:

@@ -432,20 +432,21 @@ def is_recorded() -> bool:
     return mode() is not None or jit_tracing_state() is not None
 
 
+_disabled = functools.cache(torch.compiler.disable)
+
+
 def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """A list of the function as compiled code calls it: one node, in and out of which any structure may go, and which AOTAutograd
-    traces. Dynamo's `nonstrict_trace` makes it, once Dynamo is imported.
+    traces. Dynamo's `nonstrict_trace` makes it, once Dynamo is imported. Where the node is refused, the graph breaks and the
+    function runs: Dynamo would then compile frame by frame of it, in which `is_tracing` would be true here and false there.
     """
     node = [function]
 
     def mark(function: Any) -> None:
-        node[0] = torch._dynamo.nonstrict_trace(function)
+        node[0] = torch._dynamo.nonstrict_trace(_disabled(function))
 
     mark_for_dynamo(mark, function)
     return node
-
-
-_disabled = functools.cache(torch.compiler.disable)
 
 
 def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -539,9 +540,9 @@ _enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)
 leave_level = _optional("_C._functorch._vmap_decrement_nesting", None, _ADOPT)
 
 
-def enter_level() -> None:
-    """Enter a ``vmap`` in which nothing is batched, until `leave_level`."""
-    _enter_vmap(1, "error")
+def enter_level(size: int = 1, randomness: str = "error") -> None:
+    """Enter a ``vmap``, in which nothing is batched, until `leave_level`."""
+    _enter_vmap(size, randomness)
 
 
 # A class may save what it needs only where an input requires a gradient; inside a transform torch refuses the attribute.

@@ -191,7 +191,7 @@ class _Walk:
         """The parameters, buffers, parts and attributes that code names; those of a module of torch, and whether it trains."""
         kind = module.__class__
         is_torchs = _is_library(kind.__module__)
-        has_torchs_forward = kind.forward is not nn.Module.forward and _is_library(getattr(kind.forward, "__module__", ""))
+        has_torchs_forward = kind.forward is not nn.Module.forward and _is_library(getattr(kind.forward, "__module__", "") or "")
         names = self.names if is_torchs or id(module) in self.owners else self.names | {"forward"}
         reached = names if is_torchs else self._reached(kind, names)
         for space in (module._parameters, module._buffers, module._modules):

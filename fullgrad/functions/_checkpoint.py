@@ -87,6 +87,8 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
     def again(*all: Tensor) -> list[Tensor]:
         with replay.again():
-            return closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
+            results = closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
+        replay.check(results)
+        return results
 
     return result.tree(declared(recomputed(again), result.release(), inputs))

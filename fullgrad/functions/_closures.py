@@ -59,6 +59,7 @@ class Closure:
         self.made: dict[int, weakref.ref[Tensor]] = {}  # tensors that the call made and something keeps, such as a cache
         self.held_now: dict[int, Tensor] | None = None  # what the functions hold when the derivative is taken
         self.tensors: list[Tensor] = []
+        self.known: set[int] = set()  # their identities
         self.used: int | None = None  # how many of them a call has used
         # Whether nothing needs to look at the operations of a call.
         self.is_plain, self.functions, self.surroundings = False, functions, None
@@ -112,7 +113,7 @@ class Closure:
     def release(self) -> list[Tensor]:
         """The noted tensors, which the closure forgets, so that autograd alone keeps them. It keeps others of modules."""
         self._settle()
-        tensors, self.tensors, self.held = self.tensors, [], []
+        tensors, self.tensors, self.held, self.known = self.tensors, [], [], set()
         if self.is_plain:
             self.surroundings = Surroundings(self.name, *map(frozen, self.functions), but=tensors)
         if tensors and is_compiling() and any(has_data(innermost(t)) for t in tensors):  # to the compiler it is a constant
@@ -185,8 +186,9 @@ class Closure:
             return True
         if not all(id(t) in self.of_modules for t in matter) or not has_compiled_code(self.functions, self.places):
             return False
+        held = {id(t) for t in self.held}
         for t in matter:
-            if any(t is other for other in self.held):
+            if id(t) in held:
                 self.noted(t)
         self._settle()
         return True
@@ -199,7 +201,8 @@ class Closure:
 
     def noted(self, tensor: Tensor) -> Tensor:
         """Add a tensor that a function uses, and return its value."""
-        if not any(tensor is t for t in self.tensors):
+        if id(tensor) not in self.known:
+            self.known.add(id(tensor))
             self.tensors.append(tensor)
         return tensor.detach()
 

@@ -468,7 +468,8 @@ class _VJPRule:
     def _again(self, x: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         """The gradients as a function of the inputs."""
         with self.replay.again():
-            _, residuals = self._fwd(x)
+            result, residuals = self._fwd(x)
+        self.replay.check([*result.tensors, *residuals.tensors])
         with self.replay_back.again():
             return self._bwd(residuals, residuals.tensors, cotangents, x, needs)
 

@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function
 from fullgrad._dispatch import (
     STAYS_IN_INFERENCE_MODE,
     is_exporting,
+    is_tracing,
     overrides_in,
     pytree,
     refuse_lost_derivatives,
@@ -123,6 +124,9 @@ def with_nothing(tree: Any) -> Any:
 
 
 def _run(function: Made, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not is_tracing():  # the graph breaks at the node, and nobody unflattens what was made for it
+        args, kwargs = pytree.tree_map(lambda v: v, (args, kwargs))
+        return function.run(args, kwargs)
     guard(*function.parts(), *[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, nn.Module)])
     return with_nothing(function.run(args, kwargs))
 

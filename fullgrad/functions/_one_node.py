@@ -20,7 +20,8 @@ def one_node(function: F) -> F:
     """The function of positional arguments, of which compiled code has one node, with names in the places of functions."""
 
     def run(*args: Any) -> Any:
-        found = [v if v is None else function_of(v) for v in args]
+        # Where the graph breaks at the node, nobody unflattens what was made for it.
+        found = [None if v is None or v is NOTHING else function_of(v) for v in args]
         guard(*[v for v in found if callable(v)])
         return function(*found)
 

@@ -1,14 +1,23 @@
 """Functions called again in a derivative: with the same random numbers, under the same autocast."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._core.generators import random_states, restore_random_states, same_draws
-from fullgrad._dispatch import TorchDispatchMode, is_tracing, vmaps_that_draw_differently
+from fullgrad._dispatch import (
+    TorchDispatchMode,
+    drawing_as_before,
+    first_sample,
+    is_tracing,
+    transforms_active,
+    vmaps_that_draw_differently,
+)
+
+_MOST = 64  # elements of a result that are kept
 
 
 class Replay:
@@ -18,6 +27,8 @@ class Replay:
 
     def __init__(self, name: str) -> None:
         self.name, self.states, self.autocast, self.often, self.vmaps = name, None, {}, False, 0
+        self.was_inside = False  # of transforms
+        self.kept: list[Tensor] = []
 
     def noted(self) -> "Replay":
         """This object, which has noted autocast."""
@@ -33,8 +44,21 @@ class Replay:
         result = function()
         if not all(map(torch.equal, before, random_states())):
             self.often = self.states is not None
-            self.states, self.vmaps = before, vmaps_that_draw_differently()
+            self.states, self.vmaps, self.was_inside = before, vmaps_that_draw_differently(), transforms_active()
+            self.kept = [] if self.was_inside else _numbers(getattr(result, "tensors", result))
         return result
+
+    def check(self, results: Sequence[Tensor]) -> None:
+        """Refuse the results of another call, inside of transforms, in which torch drew other numbers from the same states."""
+        if not self.kept or not transforms_active() or is_tracing():
+            return
+        pairs = zip(self.kept, _numbers(results), strict=True)
+        if not all(torch.allclose(a, b, rtol=0.01, atol=0.01, equal_nan=True) for a, b in pairs):
+            raise NotImplementedError(
+                f"{self.name} draws random numbers, and draws other ones inside of a transform than outside, where it was "
+                "called: torch's dropout does so on a GPU, and for tensors that are not contiguous. Call it inside of a "
+                "transform, as jacrev does, or draw outside, and pass the numbers as an argument."
+            )
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -97,9 +121,19 @@ class Replay:
                 'sample. Pass randomness="same" to that vmap: a derivative draws what the function drew.'
             )
         else:
-            with same_draws():
+            with same_draws(), drawing_as_before(self.was_inside):
                 restore_random_states(self.states)
                 yield
+
+
+def _numbers(results: Any) -> list[Tensor]:
+    """A few elements of each real tensor among results, from all over it."""
+    plain = [first_sample(y) for y in results if isinstance(y, Tensor)]
+    return [
+        y.take(torch.arange(0, y.numel(), max(1, y.numel() // _MOST), device=y.device)).float()
+        for y in plain
+        if y.is_floating_point() and y.__class__ is Tensor and not y.is_sparse
+    ]
 
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype]]:

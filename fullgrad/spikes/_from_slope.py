@@ -1,10 +1,14 @@
 """`from_slope`."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
+from fullgrad._dispatch import is_compiling, is_differentiating
+from fullgrad._engine.surroundings import Surroundings
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
 from fullgrad.spikes._values import expanded, step
@@ -28,6 +32,8 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     Raises:
         TypeError: ``slope`` is not callable.
+        RuntimeError: When a derivative is taken: a tensor that ``slope`` closes over was changed in place after the call.
+        NotImplementedError: In compiled code: ``slope`` uses a tensor that is not its argument.
 
     Example:
         >>> import torch, fullgrad
@@ -40,24 +46,34 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
     """
-    from fullgrad.functions._reads import guard  # here, as it stands on other families, which take a while to import
+    # Here, as they stand on other families, which take a while to import.
+    from fullgrad.functions._closures import refuse_in_graphs
+    from fullgrad.functions._reads import guard
 
     checks.function("from_slope", "slope", slope)
 
     class FromSlope(Step):
-        parameters, runs_code = (), True
+        parameters = constants = ("around",)
+        constant_types: ClassVar[tuple[type, ...]] = (Surroundings,)
+        runs_code = True
 
         @staticmethod
-        def forward(v: Tensor, threshold: Parameter, grad_scale: float, tie: float) -> Tensor:
-            guard(slope)
+        def forward(v: Tensor, around: Surroundings | None, threshold: Parameter, grad_scale: float, tie: float) -> Tensor:
+            if is_compiling():
+                guard(slope)
+                refuse_in_graphs("from_slope", "slope", slope)
             return expanded(step(v, threshold, tie), threshold, grad_scale, tie)
 
         @staticmethod
-        def slope(u: Tensor) -> Tensor:
+        def slope(u: Tensor, around: Surroundings | None) -> Tensor:
+            if around is not None:
+                around.check()
             return slope(u)
 
     def spike(v: Tensor, threshold: Parameter = 0.0, tie: float = 1.0) -> Tensor:
         """The step, with the slope that was given."""
-        return FromSlope.apply(checked_step("from_slope", v, threshold, 1.0, tie), threshold, 1.0, tie)
+        v = checked_step("from_slope", v, threshold, 1.0, tie)
+        is_plain = is_dynamo_compiling() or not is_differentiating()
+        return FromSlope.apply(v, None if is_plain else Surroundings("from_slope: `slope`", slope), threshold, 1.0, tie)
 
     return spike

@@ -193,6 +193,7 @@ MADE_OF_FUNCTIONS = {
     **OPERATORS,
     "linear_map": lambda f, slope: fullgrad.linear_map(f, f),
     "map_grad": lambda f, slope: lambda x: fullgrad.map_grad(x, f),
+    "from_slope": lambda f, slope: fullgrad.spikes.from_slope(f),
     "backward of with_reference": lambda f, slope: fullgrad.with_reference(
         torch.square, torch.square, backward=lambda inputs, outputs, g: (f(g),)
     ),
@@ -213,6 +214,16 @@ def test_attributes_that_no_code_reads_are_not_held():
     """A cache or a history may change."""
     n = Neuron()
     assert not any(t is n.unread for t in held(n.direct)[1])
+
+
+def test_modules_whose_forward_is_no_python_function():
+    """A function of torch has no module."""
+
+    class Sine(nn.Module):
+        forward = staticmethod(torch.sin)
+
+    module = Sine()
+    assert held(lambda x: module(x))[0] == [module]
 
 
 def test_names_of_attributes_are_not_globals():

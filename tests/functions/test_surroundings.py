@@ -151,6 +151,70 @@ def test_a_batch_of_cotangents_of_a_function_that_draws(randomness):
         torch.testing.assert_close(vmap(pull, randomness=randomness)(cotangents)[0], torch.diag(y / x))
 
 
+def gradient_after_jvp(f, x):
+    x = x.requires_grad_()
+    return torch.autograd.grad(jvp(f, (x,), (torch.ones_like(x),))[0].square().sum(), x)[0]
+
+
+def gradient_in_dual_level(f, x):
+    with fwAD.dual_level():
+        y = f(fwAD.make_dual(x.requires_grad_(), torch.ones_like(x)))
+        return torch.stack([torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0], fwAD.unpack_dual(y).tangent])
+
+
+def batch_of_gradients(f, x):
+    y = f(x.requires_grad_())
+    return vmap(lambda g: torch.autograd.grad(y, x, g)[0])(torch.stack([torch.ones_like(y), y]))
+
+
+# Derivatives that are taken elsewhere than the call is made, or whose vmap refuses random numbers.
+ELSEWHERE = {
+    "gradient after jvp": gradient_after_jvp,
+    "forward mode and gradient": gradient_in_dual_level,
+    "pullback": lambda f, x: vjp(f, x)[1](x)[0],
+    "pullback of jvp": lambda f, x: vjp(lambda x: jvp(f, (x,), (x,))[1], x)[1](x)[0],
+    "jacrev": lambda f, x: jacrev(f)(x),
+    "jacrev twice": lambda f, x: jacrev(jacrev(lambda x: f(x).square().sum()))(x),
+    "batch of gradients": batch_of_gradients,
+}
+DRAWING = {
+    "contiguous": lambda: lambda x: nn.functional.dropout(x.sin()),
+    "not contiguous": lambda: lambda x: nn.functional.dropout(x.sin().mT).mT * x,
+    "alpha": lambda: lambda x: nn.functional.alpha_dropout(x.mT, 0.3, True).mT * x,
+    "transformer": lambda: of_transformer(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True).double()),
+}
+
+
+def test_a_jacobian_of_samples_that_draw_is_refused():
+    """torch's own attention with dropout ends the process in such a vmap inside of another."""
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(jacrev(lambda x: fullgrad.checkpoint(nn.functional.dropout, x)), randomness="different")(torch.ones(2, 3))
+
+
+def of_transformer(layer):
+    layer.norm1 = layer.norm2 = nn.Identity()  # torch's layer norm has wrong derivatives of tangents
+    return lambda x: layer(torch.stack([x, 2 * x])).sum(0)
+
+
+@pytest.mark.parametrize("what", DRAWING)
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_draws_where_a_derivative_is_taken_elsewhere(where, what):
+    """torch's dropout draws in another order inside of transforms: the function draws again as in its call, or it is refused."""
+    torch.manual_seed(0)
+    f, x = DRAWING[what](), torch.randn(3, 4, dtype=torch.float64)
+
+    def found(f):
+        torch.manual_seed(1)
+        return ELSEWHERE[where](f, x.clone())
+
+    expected = found(f)
+    if where == "batch of gradients" and what != "contiguous":
+        with pytest.raises(NotImplementedError, match="draws other ones inside of a transform than outside"):
+            found(lambda x: fullgrad.checkpoint(f, x))
+    else:
+        torch.testing.assert_close(found(lambda x: fullgrad.checkpoint(f, x)), expected)
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_rules_compute_in_the_autocast_of_the_call(name):
     """A backward outside of autocast is the one of a call inside."""
@@ -501,6 +565,30 @@ def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_gr
     with pytest.raises(Exception) as found:
         torch.compile(lambda x: op(x) * 2, backend="aot_eager", fullgraph=True)(x)
     assert f"uses {what}" in whole_message(found.value)
+
+
+BROKEN = {
+    **{name: FOLLOWING[name][0] for name in ("root", "fixed_point", "finite_difference", "from_slope")},
+    "root called once": lambda f, slope: OPERATORS["root"](f, slope),
+    "with_reference": lambda f, slope: fullgrad.with_reference(f, f, vmap_method="map"),
+    "with_reference of None": lambda f, slope: (
+        lambda x: fullgrad.with_reference(lambda x, y: 2 * x if y is not None else f(x), lambda x, y: f(x), vmap_method="map")(
+            x, None
+        )
+    ),
+}
+
+
+@pytest.mark.short
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # at which Dynamo looks
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_graph_that_breaks_at_an_operator_leaves_it_to_eager_code(name):
+    """Dynamo compiles no frames of the operator, and it gets the arguments of the call."""
+    c = torch.tensor(3.0, dtype=torch.float64)
+    op = BROKEN[name](lambda x: c * x, lambda x: 3 + 0 * x)
+    torch.compiler.reset()
+    compiled, x = torch.compile(lambda x: op(x) * 2, backend="eager"), X.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x)[0], torch.full_like(X, 6.0))
 
 
 THREADS = """

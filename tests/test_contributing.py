@@ -76,7 +76,7 @@ def test_every_linter_is_the_same():
     assert f"rev: v{pinned} " in ROOT.joinpath(".pre-commit-config.yaml").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SECTIONS)
 def test_three_changes_are_all_that_an_operator_needs(name, tmp_path):
     """Every test of the new operator passes in the copy, its own example included; compiled code is left to the suite."""
@@ -100,7 +100,7 @@ def test_an_operator_without_its_case_is_missed(tmp_path):
     assert "round_even" in done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_an_entry_is_added_in_one_place_and_deleted_there(tmp_path):
     """The tests of faster versions find the entry as written, see one that is wrong, and pass when it is deleted again."""
     folder, (path, imports, entry) = touched("round_even", tmp_path, touches=0), ENTRY.groups()

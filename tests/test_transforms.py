@@ -1,4 +1,4 @@
-"""Every check of the kit: on one case of each operator class, with `--long` on every default case, in slices on all variants.
+"""Every check of the kit: on one case of each operator class, in the exhaustive slices on every case.
 Value and first derivatives are checked of every variant every time.
 
 A graph costs seconds whatever it holds. So one case of each base of operators is traced, and the checks that trace take many
@@ -64,10 +64,11 @@ def applies(case, name):
 
 
 def marks(case, name):
-    """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time."""
-    if case.exhaustive or name in TOGETHER or (name in OF_MACHINERY and not traced_in_short(case, name)):
-        return [pytest.mark.exhaustive]
-    return [pytest.mark.long] if case.long else []
+    """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time. A case
+    whose operator classes other cases have runs the cheap checks (`test_variants`), and all of them in the slices.
+    """
+    is_shared = name in OF_MACHINERY and not traced_in_short(case, name)
+    return [pytest.mark.exhaustive] if case.exhaustive or case.long or name in TOGETHER or is_shared else []
 
 
 def pytest_generate_tests(metafunc):

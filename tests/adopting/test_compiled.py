@@ -295,7 +295,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.exhaustive(but=1)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_tensors_that_a_class_reaches(name, backend):

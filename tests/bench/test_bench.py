@@ -277,7 +277,7 @@ def test_memory_of_a_gradient_by_differences(monkeypatch, method):
     assert _growth.exponent(sizes, [peak_bytes(statement(operator, n)) for n in sizes]) < 1.3
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*compares all pairs:UserWarning")
 @pytest.mark.parametrize("name", [*LINEAR, "rank_st neuralsort", "rank_st sigmoid"])
 def test_memory_grows_with_n_and_not_with_its_square(name):

@@ -526,7 +526,7 @@ def test_laplacian():
     torch.testing.assert_close(found, by_differences(points), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_memory_of_attention():
     """Second derivatives at many queries take at most 8 times the memory of inputs and outputs, in every nesting."""
     n, d = 2048, 64

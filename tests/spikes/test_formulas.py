@@ -82,7 +82,7 @@ def test_parameters_per_sample(name):
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long(but=3)
+@pytest.mark.exhaustive(but=3)
 @pytest.mark.parametrize("tie", [1.0, 0.0, 0.5])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("compiled", [False, True])

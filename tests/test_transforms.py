@@ -64,8 +64,8 @@ def applies(case, name):
 
 
 def marks(case, name):
-    """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time. A case
-    whose operator classes other cases have runs the cheap checks (`test_variants`), and all of them in the slices.
+    """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time. A
+    case whose operator classes other cases have runs the cheap checks (`test_variants`), and all of them in the slices.
     """
     is_shared = name in OF_MACHINERY and not traced_in_short(case, name)
     return [pytest.mark.exhaustive] if case.exhaustive or case.long or name in TOGETHER or is_shared else []

@@ -52,7 +52,6 @@ class FakeNumericalGradient(Step):
     """The operator of :func:`fake_numerical_gradient`."""
 
     parameters = ("alpha",)
-    inverse_width = 0
 
     @staticmethod
     def slope_times(v: Tensor, u: Tensor, alpha: Any) -> Tensor:
@@ -61,8 +60,8 @@ class FakeNumericalGradient(Step):
 
     @staticmethod
     def rise(u: Tensor, alpha: Any) -> Tensor:
-        z = u * alpha
-        return torch.where(z.abs() <= 1, z, torch.sign(z) * (1 + torch.log(torch.clamp(z.abs(), min=1))))
+        z = u * alpha  # may be infinite
+        return torch.where(z.abs() <= 1, z, torch.sign(z) * (1 + torch.log(torch.clamp(z.abs(), 1, torch.finfo(z.dtype).max))))
 
     @staticmethod
     def rise_by(i: int, u: Tensor, alpha: Any) -> Tensor:

@@ -51,6 +51,8 @@ def nonzero_sign_log_abs(
 class NonzeroSignLogAbs(ScaledStep):
     """The operator of :func:`nonzero_sign_log_abs`."""
 
+    inverse_width = None  # the slope ends at 1 / abs(u), also where the product overflows
+
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         (alpha,) = parameters
@@ -64,4 +66,4 @@ class NonzeroSignLogAbs(ScaledStep):
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:
-        return torch.sign(z) * torch.log1p(z.abs())
+        return torch.sign(z) * torch.log1p(torch.clamp(z.abs(), max=torch.finfo(z.dtype).max))

@@ -44,7 +44,7 @@ def names(chosen):
         pytest.param(
             names(lambda c: not c.exhaustive and c.name not in NAMES[:3]),
             id="every operator",
-            marks=pytest.mark.long,
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(names(lambda c: c.exhaustive), id="every mode", marks=pytest.mark.exhaustive),
     ],

@@ -241,6 +241,7 @@ class Module(torch.nn.Module):
         return self.function(*tensors)
 
 
+@pytest.mark.exhaustive(but=3)
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
 def test_export_of_some_rows(cases, dim):
@@ -262,6 +263,7 @@ FIXED = {"soft.topk sorting_network c2", "soft.subset_marginals", "sampling.k_su
 FIXED |= {"argmin_st sorting_network smooth"}
 
 
+@pytest.mark.exhaustive(but=3)
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("cases", groups(EVERYDAY, 4))
 def test_export_fixes_no_size(cases, dim):

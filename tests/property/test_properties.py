@@ -125,7 +125,7 @@ _MODES = {
 }
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.exhaustive(but=1)
 @pytest.mark.parametrize("name", [n for n, (_, surrogate) in CASES.items() if surrogate])
 @given(
     data=st.data(),

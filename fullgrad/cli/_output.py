@@ -70,16 +70,23 @@ class Stoppable:
 
     def __init__(self, total: int, pieces: str) -> None:
         self.done, self.total, self.pieces, self.stopped = 0, total, pieces, False
-        self._is_asked, self._before = False, None
+        self._is_asked, self._before, self._hook = False, None, sys.unraisablehook
 
     def __enter__(self) -> "Stoppable":
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._stop)
+            sys.unraisablehook = self._dropped
         return self
+
+    def _dropped(self, unraisable: Any) -> None:
+        """Tell of an exception that Python drops, unless it is the one of Ctrl-C, which comes again at the next piece."""
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._hook(unraisable)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+            sys.unraisablehook = self._hook
         self.stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
         return self.stopped
 

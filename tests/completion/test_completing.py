@@ -252,9 +252,12 @@ def test_third_derivatives_of_products():
         torch.testing.assert_close(found, 6 * coefficients[3])
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CALLS if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks != NO_DERIVATIVE]
-)
+# torch's second derivative of a determinant whose rank is two or more below full is NaN in eager code: docs/limits.md.
+EAGER = [name for name in CALLS if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks != NO_DERIVATIVE]
+EAGER.remove("_linalg_det, of rank 3")
+
+
+@pytest.mark.parametrize("name", EAGER)
 def test_eager_code_is_torchs_own(name):
     """Value and gradient are the same to the last bit, and have derivatives of their own."""
     f, x = scalar(name)

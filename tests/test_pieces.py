@@ -34,7 +34,8 @@ def test_pieces_give_what_the_whole_gives(case, dtype, monkeypatch):
     """Values agree to the last bit, those with an exponential and gradients to some roundings: torch's exponential differs for
     the last few of a piece. The gradient of a parameter is a sum.
     """
-    has_exponential = (case.name.startswith("soft.") and "smooth" in case.name) or case.name.startswith("sampling.hard_concrete")
+    gates = ("sampling.hard_concrete", "sampling.relaxed_bernoulli")
+    has_exponential = (case.name.startswith("soft.") and "smooth" in case.name) or case.name.startswith(gates)
     inputs = enlarged(case, 91, 91, dtype, "cpu")
     value, gradients = value_and_gradients(case, inputs)
     for piece in (8, 4):  # one row and a part of one

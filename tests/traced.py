@@ -28,7 +28,7 @@ OF_BASES = (
     "sampling.categorical_st",
     "soft.greater smooth",
     "spikes.leaky_k_relu",
-    "spikes.sigmoid learned",
+    "spikes.atan learned",
     "with_reference",
 )
 # The largest graphs, of second order or of sizes that are not known, are those of a base of each kind.

@@ -18,6 +18,9 @@ class _Tensor:
     """The place of a tensor among the leaves of a structure."""
 
 
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), type, torch.dtype, torch.device)
+
+
 class _Flat(NamedTuple):
     """The structure of a tuple or list of tensors and constants, the most frequent one; torch's takes ten times as long."""
 
@@ -46,6 +49,11 @@ class Call:
         self.tensors: list[Tensor] = []
         self.parts = [_Argument(a, self.tensors) for a in args]
         self.tensors = list(seen(self.tensors))
+
+    def objects(self) -> list[Any]:
+        """The constants that may hold tensors, as an object with attributes does: a function meets these tensors as captured."""
+        leaves = [leaf for part in self.parts for leaf in part.leaves or ()]
+        return [v for v in leaves if v is not _Tensor and not isinstance(v, (nn.Module, *_PLAIN))]
 
     def release(self) -> list[Tensor]:
         """The tensors, which the call forgets, so that autograd alone keeps them."""

@@ -66,7 +66,8 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return f(*args, **kwargs)
     name = f"checkpoint: {getattr(f, '__name__', type(f).__name__)}"
     refuse_lost_derivatives(name)
-    call, closure, replay = Call([args, kwargs]), Closure(name, f), Replay(name)
+    call, replay = Call([args, kwargs]), Replay(name)
+    closure = Closure(name, f, objects=call.objects())
 
     def run(function: Any, *tensors: Tensor) -> Result:
         return Result(call.run(lambda args, kwargs: function(*args, **kwargs), tensors), name)

@@ -38,16 +38,17 @@ class Closure:
 
     In a call by `first` they are noted and have their values alone; `release` returns them, and `again` puts other tensors in
     their places. Parameters and buffers of modules that the functions hold are known by name too, as
-    `torch.func.functional_call` replaces them for the first call only.
+    `torch.func.functional_call` replaces them for the first call only. Objects that the functions get as arguments count as
+    held by them.
     """
 
-    def __init__(self, name: str, *functions: Any) -> None:
-        self.name = name
+    def __init__(self, name: str, *functions: Any, objects: Sequence[Any] = ()) -> None:
+        self.name, self.objects = name, objects
         self.message = (
             f"{name} uses a tensor that needs a derivative or belongs to a transform, and is none of its arguments. Pass the "
             "tensor, or the module that has it, as an argument."
         )
-        self.places = places(*functions)
+        self.places = places(*functions, *objects)
         modules, self.held = held_in(functions, self.places)
         parts = {id(part) for m in modules for part in m._modules.values()}
         modules = [m for m in modules if id(m) not in parts]  # of which the others are parts
@@ -115,7 +116,7 @@ class Closure:
         self._settle()
         tensors, self.tensors, self.held, self.known = self.tensors, [], [], set()
         if self.is_plain:
-            self.surroundings = Surroundings(self.name, *map(frozen, self.functions), but=tensors)
+            self.surroundings = Surroundings(self.name, *map(frozen, self.functions), *self.objects, but=tensors)
         if tensors and is_compiling() and any(has_data(innermost(t)) for t in tensors):  # to the compiler it is a constant
             raise NotImplementedError(self.message)
         return list(seen(tensors))
@@ -214,6 +215,8 @@ class Closure:
                 "cannot follow. Pass it as an argument."
             )
         if level_of(tensor) or tensor.is_inference() or is_tracing():
+            if not noting and level_of(tensor) and not self.is_traced and not is_tracing() and self._is_new(tensor, function):
+                raise self._exchanged(tensor)
             return tensor
         ref, version = self.constants.get(id(tensor), (None, 0))
         is_known = ref is not None and ref() is tensor
@@ -222,12 +225,15 @@ class Closure:
         elif is_known and tensor._version != version:
             raise changed(self.name, tensor)
         elif not is_known and not self.is_traced and self._is_new(tensor, function):
-            raise RuntimeError(
-                f"{self.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that was not used in the call: a "
-                "variable or an attribute has another value now, as at the end of a loop. Pass the tensor, or the module that "
-                "has it, as an argument."
-            )
+            raise self._exchanged(tensor)
         return tensor
+
+    def _exchanged(self, tensor: Tensor) -> RuntimeError:
+        return RuntimeError(
+            f"{self.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that was not used in the call: a "
+            "variable or an attribute has another value now, as at the end of a loop. Pass the tensor, or the module that "
+            "has it, as an argument."
+        )
 
     def _is_new(self, tensor: Tensor, function: Any) -> bool:
         """Whether a function holds a tensor that its call neither used nor made."""
@@ -235,7 +241,7 @@ class Closure:
         if ref is not None and ref() is tensor:
             return False
         if self.held_now is None:
-            modules, tensors = held(function)
+            modules, tensors = held(function, *self.objects)
             self.held_now = {id(t): t for t in (*tensors, *[t for m in modules for t in state_of(m).values()])}
         return self.held_now.get(id(tensor)) is tensor
 

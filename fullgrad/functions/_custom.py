@@ -176,9 +176,9 @@ class Custom(Made[P, R]):
         if not found:
             raise NotImplementedError(self.not_linear())
 
-    def surroundings(self) -> Surroundings:
-        """The tensors, modules and variables around the function and its rules now."""
-        return Surroundings(self.label, *self.parts())
+    def surroundings(self, call: "CustomCall") -> Surroundings:
+        """The tensors, modules and variables around the function and its rules now, and those in the objects of a call."""
+        return Surroundings(self.label, *self.parts(), *call.objects())
 
     def has_rules(self) -> bool:
         """Whether the rules have been given."""
@@ -265,7 +265,7 @@ class CustomJVP(Custom[P, R]):
             )
         own = _JVPRule(self, call)
         own.result, values = self.value(call, own.replay.first)
-        return own.result.tree(declared(Rule(own.pull, own.push).within(self.surroundings()), values, call.release()))
+        return own.result.tree(declared(Rule(own.pull, own.push).within(self.surroundings(call)), values, call.release()))
 
     def parts(self) -> list[Any]:
         return [self.function, self.rule]
@@ -375,7 +375,7 @@ class CustomVJP(Custom[P, R]):
     def differentiated(self, call: CustomCall) -> Any:
         own = self.rule_class(self, call)
         result, residuals = own.forward(call.tensors)
-        rule = Rule(own.pull, own.push).within(self.surroundings())
+        rule = Rule(own.pull, own.push).within(self.surroundings(call))
         return result.tree(declared(rule, result.release(), [*call.release(), *residuals]))
 
     def parts(self) -> list[Any]:

@@ -140,7 +140,7 @@ class _Reference:
 
     def __init__(self, owner: WithReference, call: Call) -> None:
         self.owner, self.call, self.count, self.reference = owner, call, len(call.tensors), frozen(owner.reference)
-        self.closure = Closure(owner.label, owner.function, owner.reference)
+        self.closure = Closure(owner.label, owner.function, owner.reference, objects=call.objects())
         self.replay, self.rule = Replay(owner.label), by_reference(self.again)
         self.structure = Result(None)
         self.kinds = [(may_differ(t), t.shape, t.dtype) for t in call.tensors]
@@ -160,7 +160,7 @@ class _Reference:
         if owner.backward is not None and self.inputs == self.count:
             if is_differentiated(of_keywords):
                 raise TypeError(f"{owner.label} has a `backward`, which gives gradients of positional arguments only.")
-            surroundings = Surroundings(f"{owner.label}: `backward`", owner.backward)
+            surroundings = Surroundings(f"{owner.label}: `backward`", owner.backward, *self.closure.objects)
             rule, kept = Rule(self.pull, self.push).within(surroundings), list(values)
         for i, y in zip(self.where, declared(rule, [values[i] for i in self.where], [*inputs, *kept]), strict=True):
             values[i] = y

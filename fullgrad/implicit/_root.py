@@ -269,7 +269,7 @@ class Solution:
         self.count = self.call.parts[0].count  # the tensors of `init`
         # The structure of `init` alone: a tracer calls `like` again when this call is over.
         self.init = pytree.tree_map(lambda v: v if v is None else 0.0, args[0])
-        self.closure, self.replay = Closure(owner.label, owner.given), Replay(owner.label)
+        self.closure, self.replay = Closure(owner.label, owner.given, objects=self.call.objects()), Replay(owner.label)
         check_kinds(self.label, self.call.tensors)
         self.solution, self.aux = Result(None), Result(None)
         self.length = 0  # of the tensors of the solution
@@ -309,7 +309,7 @@ class Solution:
 
     def _solve(self) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors of the solution, and of what else the solver returned."""
-        owner, closure = self.owner, Closure(self.label, self.owner.function)
+        owner, closure = self.owner, Closure(self.label, self.owner.function, objects=self.call.objects())
 
         def run(function: Callable[..., Any], *given: Tensor) -> list[Tensor]:
             found = self.call.run(lambda *args: function(*args[:-1], **args[-1]), given)

@@ -45,7 +45,8 @@ def ndcg(
     row that is standardized, else *n s* over the range of the row. Its tail is that of a reciprocal, so that elements far below
     the cut have a gradient. *Z* is the sum for hard ranks in the best order. As the softness becomes small the loss tends to
     ``1 - sklearn.metrics.ndcg_score``, but for equal scores, which share the mean of their discounts there, and the discount of
-    their mean rank here. Derivatives of every order are the true ones of the soft loss.
+    their mean rank here. Derivatives of every order are the true ones of the soft loss,
+    to which that range is a constant.
 
     By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
     minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the
@@ -126,7 +127,8 @@ def _linear_gains(v: Tensor) -> Tensor:
 def _exponential_gains(v: Tensor) -> Tensor:
     """:math:`2^v - 1`; times a power of 2 for the row, which changes no loss, where sums overflow."""
     beyond = (v.amax(-1, keepdim=True) - _ORDINARY).clamp(min=0)
-    return torch.exp2(v - beyond) - torch.exp2(-beyond)
+    large = torch.exp2(v - beyond) - torch.exp2(-beyond)
+    return torch.where((v < 1) & (beyond == 0), torch.expm1(v * math.log(2)), large)  # a difference would lose the digits
 
 
 def _cut(r: Tensor, k: int, width: Any, count: Any, hard: bool) -> Tensor:

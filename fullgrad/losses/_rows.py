@@ -36,7 +36,10 @@ class Rows(NamedTuple):
     @property
     def count(self) -> Any:
         """The number of elements of each row: an integer, or a floating tensor (…, 1)."""
-        return self.x.shape[-1] if self.valid is None else self.valid.sum(-1, keepdim=True).to(self.x.dtype)
+        if self.valid is not None:
+            return self.valid.sum(-1, keepdim=True).to(self.x.dtype)
+        n: Any = self.x.shape[-1]  # a tensor in `torch.jit.trace`, of which a quotient would have the default dtype
+        return n.to(self.x.dtype) if isinstance(n, Tensor) else n
 
     def only(self, x: Tensor, other: float = 0.0) -> Tensor:
         """The valid elements, and another number in place of the others."""
@@ -118,7 +121,8 @@ def soft_ranks(
         else:  # one number for all rows: a row is made narrower instead
             narrowed = (n * (_OF_SPREAD / _OF_NEIGHBORS)).clamp(min=_OF_SPREAD / _OF_NEIGHBORS, max=1)
             z = z * narrowed
-    in_ranks = n / narrowed if standardize else n / _spread(z.detach(), rows.valid)
+    # A constant row has an infinite width, whose square is no number.
+    in_ranks = n / narrowed if standardize else (n / _spread(z.detach(), rows.valid)).clamp(max=2.0**60)
     if rows.valid is not None:
         checks.positive_number_or_tensor(name, "softness", s)
         if mode != "hard" and method in METHODS and method not in _OF_PAIRS:

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import fullgrad
 from fullgrad import nn as fnn
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
 
 def package(name):

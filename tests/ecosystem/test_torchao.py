@@ -13,7 +13,7 @@ import fullgrad
 from fullgrad import quantizers, soft, spikes
 from tests.ecosystem.calls import CALLS, first
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 # A weight is a matrix, and no other argument of these cases depends on its shape.
 OF_MATRICES = [
     case

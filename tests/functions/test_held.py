@@ -466,3 +466,64 @@ def test_the_nearest_objects_are_looked_at_and_not_a_whole_program():
     for f in (lambda x: (node.parts, x * t), lambda x: (x * t, node.parts)):
         assert any(v is t for v in held(f)[1])
     assert Node.made < 1_000_000
+
+
+# --- Objects that are arguments ------------------------------------------------------------------------------------------
+
+
+def _of_object(x, box):
+    return torch.sin(x * box.t)
+
+
+def _custom_jvp(x, box):
+    f = fullgrad.custom_jvp(_of_object, nondiff_argnums=1)
+    f.defjvp(lambda box, p, t: (_of_object(p[0], box), torch.cos(p[0] * box.t) * box.t * t[0]))
+    return f(x, box)
+
+
+def _custom_vjp(x, box):
+    f = fullgrad.custom_vjp(_of_object, nondiff_argnums=1)
+    f.defvjp(lambda x, box: (_of_object(x, box), x), lambda box, x, g: (g * torch.cos(x * box.t) * box.t,))
+    return f(x, box)
+
+
+def _root(x, box):
+    solver = implicit.root(lambda z, x, box: z - _of_object(x, box))
+    return solver(lambda init, x, box: _of_object(x, box).detach())(None, x, box)
+
+
+OF_OBJECTS = {
+    "checkpoint": lambda x, box: fullgrad.checkpoint(_of_object, x, box),
+    "with_reference": lambda x, box: fullgrad.with_reference(_of_object, _of_object)(x, box),
+    "custom_jvp": _custom_jvp,
+    "custom_vjp": _custom_vjp,
+    "root": _root,
+    "solve": lambda x, box: implicit.solve(lambda w, x, box: w / box.t, x, x, box),
+}
+
+
+@pytest.mark.parametrize("change", ["none", "in place", "exchanged"])
+@pytest.mark.parametrize("name", OF_OBJECTS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_tensors_in_objects_that_are_arguments(name, change, inside):
+    """They may not change before the derivative, as those that a function captures; a state that a loop hands on does."""
+
+    def result(x):
+        box = types.SimpleNamespace(t=torch.full((2,), 2.0, dtype=x.dtype))
+        y = OF_OBJECTS[name](x, box)
+        if change == "in place":
+            box.t.mul_(3)
+        elif change == "exchanged":
+            box.t = box.t * 3
+        return y.sum()
+
+    def derivative():
+        x = X.clone().requires_grad_()
+        return torch.func.grad(result)(X) if inside else torch.autograd.grad(result(x), x)[0]
+
+    if change == "none":
+        expected = torch.full_like(X, 2.0) if name == "solve" else 2 * torch.cos(2 * X)
+        torch.testing.assert_close(derivative(), expected)
+    else:
+        with pytest.raises(RuntimeError, match=r"in place|inplace|not used in the call|belongs to a transform"):
+            derivative()

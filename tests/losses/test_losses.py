@@ -310,6 +310,26 @@ def test_the_unit_of_predictions_does_not_matter(loss):
         close(grad(loss)(x * unit, y) * unit, grad(loss)(x, y), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("k", [None, 1, 2])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_a_constant_row_has_the_gradient_of_its_ranks(k, standardize):
+    """Of scores that are all equal, as at the start of training, in order of relevance; no cut is as wide as they are close."""
+    relevance = torch.tensor([3.0, 0.0, 1.0])
+    slope = grad(lambda x: losses.ndcg(x, relevance, k, standardize=standardize))(torch.zeros(3))
+    assert slope.isfinite().all()
+    assert standardize or slope[0] < slope[2] < slope[1]
+
+
+@pytest.mark.parametrize("relevance", [1e-10, 1e-4, 1.0])
+def test_small_gains_keep_their_digits(relevance):
+    """``2**v - 1`` is v log 2 for a small v."""
+    x, v = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0]) * relevance
+    expected = losses.ndcg(x.double(), v.double(), gain="exponential")
+    close(losses.ndcg(x, v, gain="exponential"), expected.float())
+    if relevance < 1e-6:
+        close(expected.float(), losses.ndcg(x, v))
+
+
 @pytest.mark.parametrize("k", [None, 2])
 @pytest.mark.parametrize("gain", ["linear", "exponential"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

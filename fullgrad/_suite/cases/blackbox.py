@@ -31,7 +31,7 @@ def _positive(x: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    return (x == x.amax(-1, keepdim=True)).to(x.dtype)
+    return (x == (x.amax(-1, keepdim=True) if x.shape[-1] else x)).to(x.dtype)
 
 
 def _cheapest(x: Tensor) -> Tensor:

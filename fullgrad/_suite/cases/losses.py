@@ -48,13 +48,13 @@ def _best(gains: Tensor, k: int, width: float) -> Tensor:
 
 def _weight(x: Tensor) -> Tensor:
     """1 and 3."""
-    return 1 + 2 * torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
+    return 1 + 2 * torch.arange(x.shape[-1], dtype=x.dtype if x.is_floating_point() else None, device=x.device)
 
 
 def _masked(function: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
     n = x.shape[-1]
     mask = (torch.arange(n, device=x.device) < n - 1).expand(x.shape)  # all but the last
-    return function(x, _order(x), *args, mask=mask, weight=_weight(x[..., 0]))
+    return function(x, _order(x), *args, mask=mask, weight=_weight(x[..., 0]) if x.ndim > 1 else None)
 
 
 def _default_ranks(x: Tensor) -> Tensor:

@@ -739,11 +739,12 @@ def test_straight_through_has_the_derivative_of_the_relaxation(name):
 
     def first(function, **options):
         def output(x):
-            y = function(x, *given, dim=-1, **options)
+            y = function(x, *given, **dim, **options)
             return y if isinstance(y, torch.Tensor) else y[0]
 
         return output
 
+    dim = {} if name == "median" else {"dim": -1}  # with which a median has indices, which not every method has
     for method in get_args(inspect.signature(straight).parameters["method"].annotation):
         f, g = (
             first(function, method=method, mode="laplace" if method == "lapsum" else "smooth") for function in (relaxed, straight)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
-from fullgrad._dispatch import is_tracing
+from fullgrad._dispatch import is_differentiating, is_tracing
 from fullgrad._engine.held import Place, content, places
 
 _PLAIN = (int, float, complex, str, type(None))
@@ -61,6 +62,11 @@ class Surroundings:
             return function(*args)
 
         return checked
+
+
+def surroundings_of(label: str, function: Any) -> Surroundings | None:
+    """The surroundings of a function that a derivative will call; None if no derivative follows, or code is compiled."""
+    return None if is_dynamo_compiling() or not is_differentiating() else Surroundings(label, function)
 
 
 def changed(label: str, tensor: Tensor) -> RuntimeError:

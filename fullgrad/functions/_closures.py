@@ -31,6 +31,7 @@ from fullgrad._dispatch import (
 from fullgrad._engine.held import has_compiled_code, held, held_in, places, substituted
 from fullgrad._engine.surroundings import Surroundings, changed
 from fullgrad.functions._declared import is_differentiated, leaves_of, versions_of
+from fullgrad.functions._reads import guard
 
 
 class Closure:
@@ -423,6 +424,13 @@ def frozen(function: Any) -> Any:
     copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+def follow_in_graphs(name: str, argument: str, function: Any) -> None:
+    """In compiled code: guard the numbers that a function reads, and refuse the tensors that it holds."""
+    if is_compiling():
+        guard(function)
+        refuse_in_graphs(name, argument, function)
 
 
 def refuse_in_graphs(name: str, argument: str, function: Any) -> None:

@@ -364,12 +364,12 @@ class KSubsetST(FunctionModule):
 
 class LSQ(FunctionModule):
     scale: torch.Tensor | float
-    quant_min: int
-    quant_max: int
+    quant_min: int | None
+    quant_max: int | None
     offset: torch.Tensor | float | None
     grad_scale: float | None
     bits: int | None
-    def __init__(self, scale: torch.Tensor | float, quant_min: int = ..., quant_max: int = ..., *, offset: torch.Tensor | float | None = ..., grad_scale: float | None = ..., bits: int | None = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    def __init__(self, scale: torch.Tensor | float, quant_min: int | None = ..., quant_max: int | None = ..., *, offset: torch.Tensor | float | None = ..., grad_scale: float | None = ..., bits: int | None = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
 
 class LeakyKReLUSpike(FunctionModule):

@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.elementwise import Elementwise
-from fullgrad._dispatch import transforms_active
 
 
 def known(value: Any, v: Tensor) -> Any:
     """A number that Python may compare, or else a tensor, whose formula compares element by element.
 
-    A sample without dimensions gets a tensor, too: in forward mode under `vmap` torch multiplies it by the tangent 0 of a number
-    that meets it there, and 0 times infinity is NaN.
+    One that meets a tensor without dimensions is a tensor, too: such a sample in forward mode under `vmap` would be multiplied by
+    the tangent 0 of the number, and 0 times infinity is NaN.
     """
     is_symbol = isinstance(value, (torch.SymFloat, torch.SymInt))
-    if is_symbol or (v.ndim == 0 and not isinstance(value, Tensor) and transforms_active()):
+    if is_symbol or (v.ndim == 0 and not isinstance(value, Tensor)):
         symbol: Any = value
         return torch.full((), symbol, dtype=v.dtype, device=v.device)
     return value

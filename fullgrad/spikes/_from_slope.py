@@ -4,11 +4,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._dispatch import is_compiling, is_differentiating
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.surroundings import Surroundings, surroundings_of
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
 from fullgrad.spikes._values import expanded, step
@@ -46,9 +44,8 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
     """
-    # Here, as they stand on other families, which take a while to import.
-    from fullgrad.functions._closures import refuse_in_graphs
-    from fullgrad.functions._reads import guard
+    # Here, as it stands on other families, which take a while to import.
+    from fullgrad.functions._closures import follow_in_graphs
 
     checks.function("from_slope", "slope", slope)
 
@@ -59,9 +56,7 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
         @staticmethod
         def forward(v: Tensor, around: Surroundings | None, threshold: Parameter, grad_scale: float, tie: float) -> Tensor:
-            if is_compiling():
-                guard(slope)
-                refuse_in_graphs("from_slope", "slope", slope)
+            follow_in_graphs("from_slope", "slope", slope)
             return expanded(step(v, threshold, tie), threshold, grad_scale, tie)
 
         @staticmethod
@@ -73,7 +68,6 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     def spike(v: Tensor, threshold: Parameter = 0.0, tie: float = 1.0) -> Tensor:
         """The step, with the slope that was given."""
         v = checked_step("from_slope", v, threshold, 1.0, tie)
-        is_plain = is_dynamo_compiling() or not is_differentiating()
-        return FromSlope.apply(v, None if is_plain else Surroundings("from_slope: `slope`", slope), threshold, 1.0, tie)
+        return FromSlope.apply(v, surroundings_of("from_slope: `slope`", slope), threshold, 1.0, tie)
 
     return spike

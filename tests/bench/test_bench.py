@@ -204,7 +204,7 @@ def test_exponents_are_fitted_over_the_larger_sizes():
 @pytest.mark.skipif(not ENABLED, reason="no entry runs")
 def test_every_entry_has_a_gain_and_one_that_gains_nothing_is_marked(monkeypatch):
     """The arguments are those of the cases, every entry has a row, and an entry that is its formula is marked."""
-    name = "fullgrad.spikes._atan.ScaledStep.slope_times"
+    name = "fullgrad.spikes._atan.HeavyTailedStep.slope_times"
     case = next(c for c in CASES if c.name == "spikes.atan")
     monkeypatch.setitem(ENTRIES, name, ENTRIES[name]._replace(version=ENTRIES[name].formula))
     rows = _fast.gains(16, torch.float32, "cpu", 0.001, [case])
@@ -214,7 +214,7 @@ def test_every_entry_has_a_gain_and_one_that_gains_nothing_is_marked(monkeypatch
     assert any(row["gain"] is None for row in rows)
     head, line = _fast.fast_table([found | {"gain": 1.01}])
     assert head == ["entry", "dtype", "16", "1.3 reached"]
-    assert line == ["spikes._atan.ScaledStep.slope_times", "float32", "1.01", "NO"]
+    assert line == ["spikes._atan.HeavyTailedStep.slope_times", "float32", "1.01", "NO"]
     (_, line) = _fast.fast_table([found | {"gain": 2.5, "n": 4_000_000, "size": 65_536}])
     assert line[2:] == ["2.50 of 65,536", ""]
 

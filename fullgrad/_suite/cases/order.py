@@ -143,9 +143,11 @@ def _network(v: Tensor, s: Any, mode: str) -> tuple[Tensor, Tensor]:
     return v, p
 
 
-def _weights(x: Tensor, s: Any, mode: str, method: str, groups: tuple[list[float], list[float]] | None = None) -> Tensor:
+def _weights(
+    x: Tensor, s: Any, mode: str, method: str, groups: tuple[list[float], list[float]] | None = None, added: float = 1e-6
+) -> Tensor:
     """The weights in all places, ascending, or those of transport to anchors with given numbers of elements."""
-    z, n = _standard(x)[0], x.shape[-1]
+    z, n = _standard(x, added)[0], x.shape[-1]
     if method == "softsort":
         return _project(-(torch.sort(z).values.unsqueeze(-1) - z.unsqueeze(-2)).abs() / s, mode)
     if method == "neuralsort":
@@ -190,7 +192,7 @@ def _ranks(x, s, mode, method, descending=True, added=1e-6):
     elif method == "softsort":
         y = _apply(_project(-(z.unsqueeze(-1) - torch.sort(z).values.unsqueeze(-2)).abs() / s, mode), i.expand(x.shape))
     else:
-        p = _weights(x, s, mode, method)
+        p = _weights(x, s, mode, method, added=added)
         y = _apply(p.mT, i.expand(x.shape)) / p.sum(-2)
     return n + 1 - y if descending else y
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fullgrad._core.fast import fast
 from fullgrad.spikes._atan import Atan
+from fullgrad.spikes._circ import Circ
 from fullgrad.spikes._erf import Erf
 from fullgrad.spikes._fast_sigmoid import FastSigmoid
 from fullgrad.spikes._formulas import bell, right_or_left
@@ -49,6 +50,12 @@ def twice_over(v: Tensor, q: Tensor) -> Tensor:
 @slope_of(Atan)
 def _atan(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return into(torch.addcmul(u.new_full((), 2 / alpha), u, u, value=math.pi**2 * alpha / 2), torch.div, v)
+
+
+@slope_of(Circ)
+def _circ(v: Tensor, u: Tensor, alpha: float) -> Tensor:
+    r = torch.addcmul(u.new_full((), 1.0), u, u, value=alpha * alpha).rsqrt_()
+    return into(torch.mul(r, r).mul_(r).mul_(alpha / 2), torch.mul, v)
 
 
 @slope_of(Erf, within=64)

@@ -130,6 +130,34 @@ def test_compiled_code_is_right(order):
     assert done.stdout.strip() == "right", done.stderr[-1500:]
 
 
+TWICE = """
+import sys, torch
+def use():
+    import fullgrad
+    f = fullgrad.custom_jvp(torch.sin)
+    f.defjvp(lambda p, t: (f(*p), p[0].cos() * t[0]))
+    def run(x):
+        return fullgrad.round(f(x) * 3) + fullgrad.soft.relu(x) + fullgrad.checkpoint(torch.tanh, x)
+    x, found = torch.linspace(-1, 1, 5, requires_grad=True), []
+    for g in (run, torch.compile(run, backend='aot_eager')):
+        with fullgrad.adopting(), fullgrad.completing():
+            found += torch.autograd.grad(g(x).sum(), x)
+    assert torch.allclose(*found)
+    return found[0]
+first = use()
+for name in [n for n in sys.modules if n.partition('.')[0] == 'fullgrad']:
+    del sys.modules[name]
+print("right" if torch.equal(use(), first) else "wrong")
+"""
+
+
+@pytest.mark.long
+def test_a_second_import_is_right():
+    """Where a notebook or a test runner drops the modules of the package and imports it anew, in compiled code, too."""
+    done = run(TWICE)
+    assert done.stdout.strip() == "right", done.stderr[-1500:]
+
+
 @pytest.mark.long
 def test_operators_that_are_gone_are_forgotten():
     """Callbacks that wait for Dynamo keep no class alive."""

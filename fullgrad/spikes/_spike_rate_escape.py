@@ -76,8 +76,8 @@ class SpikeRateEscape(Step):
         if i == 1:
             # The integral from 0 to u of exp(-beta |s - 1|), without a difference of numbers that are nearly equal.
             up, down = torch.clamp(below, min=0), torch.clamp(below, max=0)
-            grown = -torch.exp((up - 1) * beta) * torch.expm1(-up * beta)
-            rise = torch.where(u >= 0, grown, exp(-beta) * torch.expm1(down * beta))
+            grown = torch.exp((up - 1) * beta) * one_less_exp(up * beta)
+            rise = torch.where(u >= 0, grown, -exp(-beta) * one_less_exp(-down * beta))
             return torch.where(u <= 1, rise, one_less_exp(above * beta) - expm1(-beta)) / beta
         whole = _moment(torch.ones_like(u), beta)
         return (torch.where(u <= 1, _moment(1 - below, beta), -_moment(above, beta)) - whole) * slope

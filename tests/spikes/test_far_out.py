@@ -10,6 +10,7 @@ import torch
 from torch.func import grad, jvp
 
 from fullgrad._suite.cases.spikes import CASES
+from fullgrad.spikes import spike_rate_escape
 
 mp = mpmath.mp.clone()
 mp.dps = 520  # a difference has the digits that a second difference of numbers like 1e-200 leaves
@@ -235,3 +236,12 @@ def test_parameters_beyond_float32_as_numbers(name, number):
         (g,) = torch.autograd.grad(y.sum(), v, create_graph=True)
         if g.requires_grad:
             torch.autograd.grad(g.sum(), v)
+
+
+@pytest.mark.parametrize(("v", "beta"), [(-20.0, 1.0), (-10.0, 2.0), (-5.0, 5.0), (-1.5, 1.0)])
+def test_the_escape_rate_left_of_the_threshold(v, beta):
+    """Its slope by the potential and the factor is the exponential, whichever comes first."""
+    v, beta, factor = torch.tensor(v), torch.tensor(beta), torch.tensor(25.0)
+    for first, second in ((2, 0), (0, 2)):
+        found = grad(grad(spike_rate_escape, first), second)(v, beta, factor)
+        torch.testing.assert_close(found, torch.exp(beta * (v - 2)), rtol=1e-5, atol=0)

@@ -244,4 +244,4 @@ def test_the_escape_rate_left_of_the_threshold(v, beta):
     v, beta, factor = torch.tensor(v), torch.tensor(beta), torch.tensor(25.0)
     for first, second in ((2, 0), (0, 2)):
         found = grad(grad(spike_rate_escape, first), second)(v, beta, factor)
-        torch.testing.assert_close(found, torch.exp(beta * (v - 2)), rtol=1e-5, atol=0)
+        torch.testing.assert_close(found, torch.exp(beta * (v - 1)), rtol=1e-5, atol=0)

@@ -28,7 +28,7 @@ OF_BASES = (
     "sampling.categorical_st",
     "soft.greater smooth",
     "spikes.leaky_k_relu",
-    "spikes.atan learned",
+    "spikes.sigmoid learned",
     "with_reference",
 )
 # The largest graphs, of second order or of sizes that are not known, are those of a base of each kind.
@@ -59,6 +59,7 @@ OF_ALGORITHMS = (
     "soft.normmax",
     "soft.proj_transport_polytope c1",
     "soft.sort lapsum",
+    "spikes.atan",
     "topk_mask_st",
 )
 NAMES = OF_BASES + OF_ALGORITHMS

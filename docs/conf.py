@@ -51,6 +51,9 @@ nitpick_ignore += [("py:class", name) for name in ("fullgrad.functions._st.F", "
 # Modules where the classes live, which are not those of their pages.
 nitpick_ignore += [("py:class", f"torch.{name}") for name in ("autograd.function.Function", "_C.Generator")]
 nitpick_ignore += [("py:class", "types.ModuleType")]
+# Types of decorated functions: their parameters, their result, and classes without a page.
+nitpick_ignore += [("py:class", name) for name in ("P", "R", "fullgrad.functions._made.P", "fullgrad.functions._made.R")]
+nitpick_ignore += [("py:class", f"fullgrad.functions._custom.Custom{name}") for name in ("Gradient", "JVP", "VJP")]
 
 # --- Docstrings ---
 autodoc_member_order = "bysource"

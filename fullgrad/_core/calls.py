@@ -22,7 +22,9 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), type, torch.dtype, 
 
 
 class _Flat(NamedTuple):
-    """The structure of a tuple or list of tensors and constants, the most frequent one; torch's takes ten times as long."""
+    """The structure of a tuple or list of tensors and constants, or of no keywords, the most frequent ones; torch's takes ten
+    times as long.
+    """
 
     kind: type
     length: int
@@ -32,6 +34,8 @@ def flattened(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of a structure, and its description, from which `unflattened` makes it again."""
     if tree.__class__ in (tuple, list) and all(isinstance(v, (Tensor, float, int, str, type(None))) for v in tree):
         return list(tree), _Flat(tree.__class__, len(tree))
+    if tree.__class__ is dict and not tree:
+        return [], _Flat(dict, 0)
     return pytree.tree_flatten(tree)
 
 

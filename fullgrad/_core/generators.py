@@ -44,15 +44,16 @@ def restore_random_states(states: Sequence[Tensor]) -> None:
             restore(state)
 
 
-def _generators() -> Iterator[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:
+def _generators() -> Sequence[tuple[Callable[[], Tensor], Callable[[Tensor], Any]]]:
     """The functions that read and restore the state of each generator."""
-    yield torch.get_rng_state, torch.set_rng_state
+    cpu = torch.default_generator.get_state, torch.default_generator.set_state
     device = torch.accelerator.current_accelerator()
     module: Any = device and torch.get_device_module(device)
     if module is None or not getattr(module, "is_initialized", lambda: True)():
-        return
+        return (cpu,)
     if device.type == "mps":  # it has one device, and its functions take none  # pyright: ignore
-        yield module.get_rng_state, module.set_rng_state
-        return
-    for i in range(module.device_count()):
-        yield functools.partial(module.get_rng_state, i), functools.partial(module.set_rng_state, device=i)
+        return cpu, (module.get_rng_state, module.set_rng_state)
+    devices = range(module.device_count())
+    return cpu, *[
+        (functools.partial(module.get_rng_state, i), functools.partial(module.set_rng_state, device=i)) for i in devices
+    ]

@@ -35,6 +35,8 @@ def places(*functions: Any) -> list[Place]:
     variables, as `torch.func.grad(f)` has f, and no globals. A module of torch has all its parameters, and others those that code
     names. The nearest objects are looked at first, and no more than some thousands: a function may reach a whole program.
     """
+    if all(map(_reads_nothing, functions)):  # as most rules do, which are called often
+        return []
     names = _CALLED
     while True:
         walk = _Walk(names)
@@ -122,6 +124,21 @@ def _substituted_cell(cell: Any, others: Mapping[int, Tensor], seen: frozenset[i
 
 def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(a is b for a, b in zip(some, others, strict=True))
+
+
+def _reads_nothing(value: Any) -> bool:
+    """Whether an object is a function that reads its arguments alone, and what installed packages have."""
+    if (
+        value.__class__ is not types.FunctionType
+        or value.__closure__
+        or value.__defaults__
+        or value.__kwdefaults__
+        or vars(value)
+    ):
+        return False
+    space = value.__globals__
+    found = [space[name] for name in names_in(value.__code__).globals if name in space]
+    return all([v.__class__ is types.ModuleType and _is_installed(v.__name__) for v in found])  # noqa: C419
 
 
 class _Walk:

@@ -1,6 +1,7 @@
 """Functions called again in a derivative: with the same random numbers, under the same autocast."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from fullgrad._dispatch import (
 )
 
 _MOST = 64  # elements of a result that are kept
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Replay:
@@ -88,12 +90,12 @@ class Replay:
 
     def same_autocast(self) -> contextlib.AbstractContextManager[Any]:
         """A context, entered at once, in the precision of the call."""
+        if not self.autocast or torch.compiler.is_dynamo_compiling() or (now := _autocast()) == self.autocast:
+            return _AS_IT_IS
         stack = contextlib.ExitStack()
-        if self.autocast and not torch.compiler.is_dynamo_compiling():
-            now = _autocast()
-            for device, state in self.autocast.items():
-                if now[device] != state:
-                    stack.enter_context(torch.autocast(device, dtype=state[1], enabled=state[0]))
+        for device, (enabled, dtype) in self.autocast.items():
+            if now.get(device) != (enabled, dtype):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
         return stack
 
     def cast(self, tensor: Any, dtype: torch.dtype) -> Any:
@@ -138,9 +140,16 @@ def _numbers(results: Any) -> list[Tensor]:
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype]]:
     """Whether autocast is enabled, and its dtype, by device."""
-    accelerator = torch.accelerator.current_accelerator()
+    return {
+        d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _devices(torch.accelerator.current_accelerator())
+    }
+
+
+@functools.cache
+def _devices(accelerator: torch.device | None) -> list[str]:
+    """The kinds of devices that have autocast."""
     devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-    return {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices if torch.amp.is_autocast_available(d)}
+    return [d for d in devices if torch.amp.is_autocast_available(d)]
 
 
 class _NoDraw(TorchDispatchMode):

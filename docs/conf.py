@@ -52,7 +52,7 @@ nitpick_ignore += [("py:class", name) for name in ("fullgrad.functions._st.F", "
 nitpick_ignore += [("py:class", f"torch.{name}") for name in ("autograd.function.Function", "_C.Generator")]
 nitpick_ignore += [("py:class", "types.ModuleType")]
 # Types of decorated functions: their parameters, their result, and classes without a page.
-nitpick_ignore += [("py:class", name) for name in ("P", "R", "fullgrad.functions._made.P", "fullgrad.functions._made.R")]
+nitpick_ignore += [("py:class", name) for name in ("P", "R", "fullgrad._engine.operator.P", "fullgrad._engine.operator.R")]
 nitpick_ignore += [("py:class", f"fullgrad.functions._custom.Custom{name}") for name in ("Gradient", "JVP", "VJP")]
 
 # --- Docstrings ---

@@ -26,13 +26,13 @@ from fullgrad._dispatch import (
     traced_class,
     transforms_active,
 )
+from fullgrad._engine.guard import guard
 from fullgrad.adoption import _scope
 from fullgrad.adoption._call import Call, is_new_style
 from fullgrad.adoption._operator import Adopted
 from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, scope
 from fullgrad.adoption._tensors import may_differ
 from fullgrad.functions._checkpoint import checkpoint
-from fullgrad.functions._reads import guard
 from fullgrad.functions._reference import with_reference
 
 Package = str | ModuleType | type

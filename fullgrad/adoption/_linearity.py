@@ -1,7 +1,7 @@
 r"""Forward mode of a class that declares no ``jvp``: the transpose of its backward, if that is linear in the cotangent.
 
 A backward :math:`B(g) = D(x)^T g` is transposed by differentiating it with respect to :math:`g`, at a :math:`g` that is not
-special: not at 0, which a backward may leave out. A numerical test tells whether it is linear (`fullgrad._core.linearity`). It
+special: not at 0, which a backward may leave out. A numerical test tells whether it is linear (`fullgrad._engine.linearity`). It
 runs once for each class, its constant arguments and the inputs that are differentiated.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.generators import same_draws
-from fullgrad._core.linearity import GENERIC, is_linear
 from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, vjp, without_modes
+from fullgrad._engine.generators import same_draws
+from fullgrad._engine.linearity import GENERIC, is_linear
 from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
 
 TRANSPOSE, IDENTITY = "transpose", "identity"

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for, normal_like
-from fullgrad.functions._declared import by_reference, declared, is_differentiated
+from fullgrad._engine.rule import by_reference, declared, is_differentiated
 
 DISTRIBUTIONS = {"normal": normal_like, "gumbel": gumbel_like}
 

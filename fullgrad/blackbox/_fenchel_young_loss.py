@@ -7,12 +7,12 @@ from torch import Generator, Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
-from fullgrad._core.watching import seen
 from fullgrad._dispatch import has_shape, of_one_instance
+from fullgrad._engine.node import one_node
+from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
+from fullgrad._engine.watching import seen
 from fullgrad.blackbox._draws import drawn, mean_of_draws, products
 from fullgrad.functions._code import Code, point
-from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
-from fullgrad.functions._one_node import one_node
 
 
 @of_one_instance

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.batching import numel_with_batches
-from fullgrad._core.generators import restore_random_states, untraced_random_states
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance, surely
+from fullgrad._engine.generators import restore_random_states, untraced_random_states
+from fullgrad._engine.node import one_node
+from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
 from fullgrad.functions._code import Code, point
-from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated
-from fullgrad.functions._one_node import one_node
 
 
 @of_one_instance

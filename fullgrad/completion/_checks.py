@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.calls import flattened, unflattened
 from fullgrad._dispatch import below_transforms, is_tracing
+from fullgrad._engine.call import flattened, unflattened
 
 _MOST = 1024
 # Operators that read numbers of an argument, or run all steps of a network.

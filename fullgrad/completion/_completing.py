@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from fullgrad._core import checks
-from fullgrad._core.calls import flattened, unflattened
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import (
     compile_again,
@@ -23,6 +22,7 @@ from fullgrad._dispatch import (
     torch_kernel,
     transforms_active,
 )
+from fullgrad._engine.call import flattened, unflattened
 from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_SECOND, NO_VMAP, Completed
 

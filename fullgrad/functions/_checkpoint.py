@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from fullgrad._core.calls import Call, Result
-from fullgrad._core.watching import made
 from fullgrad._dispatch import is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
-from fullgrad.functions._closures import Closure, frozen
-from fullgrad.functions._declared import apart, declared, is_differentiated, recomputed, values_of
-from fullgrad.functions._made import P, R
-from fullgrad.functions._replay import Replay
+from fullgrad._engine.call import Call, Result
+from fullgrad._engine.closure import Closure, frozen
+from fullgrad._engine.operator import P, R
+from fullgrad._engine.replay import Replay
+from fullgrad._engine.rule import apart, declared, is_differentiated, recomputed, values_of
+from fullgrad._engine.watching import made
 
 
 def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

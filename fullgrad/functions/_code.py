@@ -8,13 +8,13 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
-from fullgrad._core.watching import seen
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
+from fullgrad._engine.closure import Closure, frozen
+from fullgrad._engine.node import value_alone
+from fullgrad._engine.opaque import METHODS, opaque_values
+from fullgrad._engine.rule import is_differentiated, values_of
 from fullgrad._engine.surroundings import Surroundings
-from fullgrad.functions._closures import Closure, frozen
-from fullgrad.functions._declared import is_differentiated, values_of
-from fullgrad.functions._one_node import value_alone
-from fullgrad.functions._opaque import METHODS, opaque_values
+from fullgrad._engine.watching import seen
 
 
 class Code:

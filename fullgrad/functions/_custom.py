@@ -11,9 +11,6 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._core.calls import Call, Result
-from fullgrad._core.generators import same_draws
-from fullgrad._core.linearity import is_linear
 from fullgrad._dispatch import (
     below_transforms,
     first_sample,
@@ -31,9 +28,14 @@ from fullgrad._dispatch import (
     unwrap_legacy_batched,
     without_modes,
 )
-from fullgrad._engine.surroundings import Surroundings
-from fullgrad.functions._closures import Refusing
-from fullgrad.functions._declared import (
+from fullgrad._engine.call import Call, Result
+from fullgrad._engine.closure import Refusing
+from fullgrad._engine.generators import same_draws
+from fullgrad._engine.linearity import is_linear
+from fullgrad._engine.opaque import METHODS, opaque_values
+from fullgrad._engine.operator import Made, P, R
+from fullgrad._engine.replay import Replay
+from fullgrad._engine.rule import (
     CHANGED,
     Maybe,
     Rule,
@@ -47,9 +49,7 @@ from fullgrad.functions._declared import (
     values_of,
     versions_of,
 )
-from fullgrad.functions._made import Made, P, R
-from fullgrad.functions._opaque import METHODS, opaque_values
-from fullgrad.functions._replay import Replay
+from fullgrad._engine.surroundings import Surroundings
 from fullgrad.functions._transposing import constants_of_transposes, transposing, trying
 
 Numbers = int | Sequence[int]

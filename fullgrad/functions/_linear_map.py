@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.watching import seen
 from fullgrad._dispatch import has_shape
+from fullgrad._engine.closure import Refusing, frozen
+from fullgrad._engine.opaque import METHODS, opaque_values
+from fullgrad._engine.operator import Made
+from fullgrad._engine.rule import Rule, declared, is_differentiated, may_differ, values_of
 from fullgrad._engine.surroundings import Surroundings
-from fullgrad.functions._closures import Refusing, frozen
-from fullgrad.functions._declared import Rule, declared, is_differentiated, may_differ, values_of
-from fullgrad.functions._made import Made
-from fullgrad.functions._opaque import METHODS, opaque_values
+from fullgrad._engine.watching import seen
 
 
 def linear_map(

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._core.calls import Call, Result
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
-from fullgrad._engine.surroundings import Surroundings
-from fullgrad.functions._closures import Closure, Refusing, frozen
-from fullgrad.functions._custom import check_like, gradients_of
-from fullgrad.functions._declared import (
+from fullgrad._engine.call import Call, Result
+from fullgrad._engine.closure import Closure, Refusing, frozen
+from fullgrad._engine.opaque import METHODS, opaque_values
+from fullgrad._engine.operator import Made, P, R
+from fullgrad._engine.replay import Replay
+from fullgrad._engine.rule import (
     Maybe,
     Rule,
     by_reference,
@@ -25,9 +26,8 @@ from fullgrad.functions._declared import (
     transpose,
     values_of,
 )
-from fullgrad.functions._made import Made, P, R
-from fullgrad.functions._opaque import METHODS, opaque_values
-from fullgrad.functions._replay import Replay
+from fullgrad._engine.surroundings import Surroundings
+from fullgrad.functions._custom import check_like, gradients_of
 
 
 def with_reference(

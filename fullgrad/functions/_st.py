@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from fullgrad._core.calls import refuse_hidden
 from fullgrad._dispatch import is_differentiating, is_override, tree_map_pairs
-from fullgrad.functions._made import made
+from fullgrad._engine.call import refuse_hidden
+from fullgrad._engine.operator import made
 from fullgrad.functions._replace_grad import of_pair, replace_grad
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.calls import refuse_hidden
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
 from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape, level_of
+from fullgrad._engine.call import refuse_hidden
+from fullgrad._engine.guard import guard
 from fullgrad._engine.held import held
+from fullgrad._engine.operator import P, made
+from fullgrad._engine.replay import Replay
+from fullgrad._engine.rule import CHANGED, leaves_of, versions_of
 from fullgrad._engine.surroundings import Surroundings
-from fullgrad.functions._declared import CHANGED, leaves_of, versions_of
-from fullgrad.functions._made import P, made
-from fullgrad.functions._reads import guard
-from fullgrad.functions._replay import Replay
 
 
 def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> Callable[P, Tensor]:

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.calls import Call, Result
 from fullgrad._core.warn import warn
 from fullgrad._dispatch import has_shape, is_differentiating, is_traced, is_tracing, ordered, pytree
-from fullgrad.functions._closures import Closure, Refusing, frozen
-from fullgrad.functions._declared import (
+from fullgrad._engine.call import Call, Result
+from fullgrad._engine.closure import Closure, Refusing, frozen
+from fullgrad._engine.opaque import METHODS, opaque_values
+from fullgrad._engine.operator import Made, P, R
+from fullgrad._engine.replay import Replay
+from fullgrad._engine.rule import (
     Maybe,
     Rule,
     declared,
@@ -24,9 +27,6 @@ from fullgrad.functions._declared import (
     transposed,
     values_of,
 )
-from fullgrad.functions._made import Made, P, R
-from fullgrad.functions._opaque import METHODS, opaque_values
-from fullgrad.functions._replay import Replay
 from fullgrad.implicit import _system
 from fullgrad.implicit._linear import norm
 from fullgrad.implicit._system import System, flat, sample_of, unflat

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from fullgrad._core.calls import Result
 from fullgrad._dispatch import clone_if_view
+from fullgrad._engine.call import Result
 from fullgrad.implicit._root import Root, Solution, check_linear_solve, check_solution, vector_of
 from fullgrad.implicit._system import flat, unflat
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.autocast import matmul
-from fullgrad._core.calls import Result
 from fullgrad._dispatch import (
     has_data,
     innermost,
@@ -18,6 +17,7 @@ from fullgrad._dispatch import (
     outside_inference_mode,
     transforms_active,
 )
+from fullgrad._engine.call import Result
 from fullgrad.implicit._linear import nonzero, norm
 from fullgrad.implicit._root import check_solution, vector_of
 from fullgrad.implicit._system import flat, gradient, unflat

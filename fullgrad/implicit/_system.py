@@ -11,9 +11,9 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.autocast import matmul
 from fullgrad._core.warn import warn
-from fullgrad.functions._closures import Refusing
-from fullgrad.functions._declared import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
-from fullgrad.functions._opaque import opaque_values
+from fullgrad._engine.closure import Refusing
+from fullgrad._engine.opaque import opaque_values
+from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
 from fullgrad.implicit._linear import LU, Product, cg_and_curvature, gmres, norm, normal_cg
 
 METHODS = ("dense", "cg", "normal_cg", "gmres")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.calls import Call
 from fullgrad._dispatch import pytree
+from fullgrad._engine.call import Call
 from fullgrad.testing._errors import details, summary
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result

@@ -11,7 +11,7 @@ from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.testing import assert_close
 
 import fullgrad
-from fullgrad._core.linearity import _differs
+from fullgrad._engine.linearity import _differs
 from tests.adopting import oracle
 from tests.adopting.functions import LooksAtNumbers, SavesInput, SavesIntermediate, X
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fullgrad
-from fullgrad.functions._reads import Reads
+from fullgrad._engine.guard import Reads
 
 NUMBER, NUMBERS = 1.5, {"k": 1.5}
 

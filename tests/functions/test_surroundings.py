@@ -594,7 +594,7 @@ def test_a_graph_that_breaks_at_an_operator_leaves_it_to_eager_code(name):
 THREADS = """
 import gc, threading
 import torch
-from fullgrad._core.generators import random_states
+from fullgrad._engine.generators import random_states
 
 def work():
     for _ in range(1000):

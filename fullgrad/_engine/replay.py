@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.generators import random_states, restore_random_states, same_draws
 from fullgrad._dispatch import (
     TorchDispatchMode,
     drawing_as_before,
@@ -17,6 +16,7 @@ from fullgrad._dispatch import (
     transforms_active,
     vmaps_that_draw_differently,
 )
+from fullgrad._engine.generators import random_states, restore_random_states, same_draws
 
 _MOST = 64  # elements of a result that are kept
 _AS_IT_IS = contextlib.nullcontext()

@@ -10,8 +10,8 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.records import function_for_graph, function_of
 from fullgrad._dispatch import is_exporting, traced_below
-from fullgrad.functions._made import NOTHING
-from fullgrad.functions._reads import guard
+from fullgrad._engine.guard import guard
+from fullgrad._engine.operator import NOTHING
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,7 +13,6 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function, alias
 from fullgrad._core.recomputed import pullback
-from fullgrad._core.watching import made
 from fullgrad._dispatch import (
     active_transforms,
     are_differentiated,
@@ -28,6 +27,7 @@ from fullgrad._dispatch import (
     with_memory,
 )
 from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.watching import made
 
 Maybe = Sequence[Tensor | None]
 CHANGED = "{} changes an argument in place, which would be lost or wrong; return a new tensor instead."

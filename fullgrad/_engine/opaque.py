@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function
-from fullgrad._core.generators import random_states, restore_random_states
-from fullgrad._core.watching import made, unwatched
 from fullgrad._dispatch import (
     add_legacy_dim,
     clone_if_view,
@@ -31,8 +29,10 @@ from fullgrad._dispatch import (
     usual_keys,
     without_modes,
 )
-from fullgrad.functions._closures import Closure, Refusing
-from fullgrad.functions._declared import CHANGED, leaves_of, versions_of
+from fullgrad._engine.closure import Closure, Refusing
+from fullgrad._engine.generators import random_states, restore_random_states
+from fullgrad._engine.rule import CHANGED, leaves_of, versions_of
+from fullgrad._engine.watching import made, unwatched
 
 METHODS = ("map", "sequential", "broadcast")
 Tensors = Sequence[Tensor]

@@ -20,7 +20,7 @@ from fullgrad._dispatch import (
     refuse_lost_derivatives,
     traced_below,
 )
-from fullgrad.functions._reads import guard
+from fullgrad._engine.guard import guard
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

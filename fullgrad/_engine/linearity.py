@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._core.generators import same_draws
 from fullgrad._dispatch import below_transforms, innermost, vjp
+from fullgrad._engine.generators import same_draws
 
 _SCALES = (1e-3, 1.0, 1e4)  # clipping or normalizing shows at one of them
 _OF_HALF = (1e-3, 1.0, 1e2)  # float16 ends at 65504

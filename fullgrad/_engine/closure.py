@@ -10,9 +10,6 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from fullgrad._core.calls import check_modes, modes_of, run_with_states, state_of
-from fullgrad._core.generators import random_states, restore_random_states
-from fullgrad._core.watching import is_watched, seen, watching
 from fullgrad._dispatch import (
     are_differentiated,
     current_level,
@@ -28,10 +25,13 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
+from fullgrad._engine.call import check_modes, modes_of, run_with_states, state_of
+from fullgrad._engine.generators import random_states, restore_random_states
+from fullgrad._engine.guard import guard
 from fullgrad._engine.held import has_compiled_code, held, held_in, places, substituted
+from fullgrad._engine.rule import is_differentiated, leaves_of, versions_of
 from fullgrad._engine.surroundings import Surroundings, changed
-from fullgrad.functions._declared import is_differentiated, leaves_of, versions_of
-from fullgrad.functions._reads import guard
+from fullgrad._engine.watching import is_watched, seen, watching
 
 
 class Closure:

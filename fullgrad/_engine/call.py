@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fullgrad._core.watching import seen
 from fullgrad._dispatch import ordered, pytree
+from fullgrad._engine.watching import seen
 
 
 class _Tensor:

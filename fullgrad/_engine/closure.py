@@ -29,7 +29,7 @@ from fullgrad._engine.call import check_modes, modes_of, run_with_states, state_
 from fullgrad._engine.generators import random_states, restore_random_states
 from fullgrad._engine.guard import guard
 from fullgrad._engine.held import has_compiled_code, held, held_in, places, substituted
-from fullgrad._engine.rule import is_differentiated, leaves_of, versions_of
+from fullgrad._engine.rule import CAPTURED, is_differentiated, leaves_of, versions_of
 from fullgrad._engine.surroundings import Surroundings, changed
 from fullgrad._engine.watching import is_watched, seen, watching
 
@@ -44,19 +44,9 @@ class Closure:
     """
 
     def __init__(self, name: str, *functions: Any, objects: Sequence[Any] = ()) -> None:
-        self.name, self.objects = name, objects
-        self.message = (
-            f"{name} uses a tensor that needs a derivative or belongs to a transform, and is none of its arguments. Pass the "
-            "tensor, or the module that has it, as an argument."
-        )
-        self.places = places(*functions, *objects)
-        modules, self.held = held_in(functions, self.places)
-        parts = {id(part) for m in modules for part in m._modules.values()}
-        modules = [m for m in modules if id(m) not in parts]  # of which the others are parts
-        # The tensors of modules; in place of one that is noted, its position.
-        self.states: list[tuple[nn.Module, dict[str, Any]]] = [(m, dict(state_of(m))) for m in modules]
-        self.of_modules = {id(t) for _, state in self.states for t in state.values()}
-        self.modes = [pair for m in modules for pair in modes_of(m)]
+        self.name, self.functions, self.objects = name, functions, objects
+        self.message = CAPTURED.format(name)
+        self.look()
         self.constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # other tensors that were used, with their versions
         self.made: dict[int, weakref.ref[Tensor]] = {}  # tensors that the call made and something keeps, such as a cache
         self.held_now: dict[int, Tensor] | None = None  # what the functions hold when the derivative is taken
@@ -64,11 +54,22 @@ class Closure:
         self.known: set[int] = set()  # their identities
         self.used: int | None = None  # how many of them a call has used
         # Whether nothing needs to look at the operations of a call.
-        self.is_plain, self.functions, self.surroundings = False, functions, None
+        self.is_plain, self.surroundings = False, None
         # Whether a call is below transforms, where their tensors are numbers, and a result does not show that one was used.
         self.is_below = False
         self.is_traced = is_tracing()  # in which constants are not noted
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
+
+    def look(self) -> None:
+        """Note what the functions hold now."""
+        self.places = places(*self.functions, *self.objects)
+        modules, self.held = held_in(self.functions, self.places)
+        parts = {id(part) for m in modules for part in m._modules.values()}
+        modules = [m for m in modules if id(m) not in parts]  # of which the others are parts
+        # The tensors of modules; in place of one that is noted, its position.
+        self.states: list[tuple[nn.Module, dict[str, Any]]] = [(m, dict(state_of(m))) for m in modules]
+        self.of_modules = {id(t) for _, state in self.states for t in state.values()}
+        self.modes = [pair for m in modules for pair in modes_of(m)]
 
     def hold(self) -> list[Tensor]:
         """Note the tensors of transforms that the functions hold, before a call below all transforms, which gets their values."""
@@ -249,8 +250,8 @@ class Closure:
     def unknown(self, found: str) -> str:
         """The message for a tensor that appears in a derivative."""
         return (
-            f"{self.name} uses {found} in its derivative that needs one itself, is none of its arguments, and was not used in "
-            "the forward. Pass the tensor, or its module, as an argument."
+            f"{self.name} captures {found} in its derivative that requires a gradient and was not used in the call. Pass the "
+            "tensor, or its module, as an argument."
         )
 
     def check(self, results: Sequence[Tensor]) -> None:
@@ -316,6 +317,17 @@ class Refusing(Closure):
     def __init__(self, name: str, *functions: Any, checks: bool = True) -> None:
         super().__init__(name, *functions)
         self.checks = checks
+
+    def look(self) -> None:
+        """Note nothing before it is asked for: most calls never ask."""
+        self.places, self.held, self.states, self.of_modules, self.modes = [], [], [], set(), []
+
+    def hold(self) -> list[Tensor]:
+        return []
+
+    def refuse(self) -> None:
+        super().look()
+        super().refuse()
 
     def noted(self, tensor: Tensor) -> Tensor:
         return tensor  # whose derivative the result shows; below transforms, which it would not show, the mode refuses it

@@ -30,6 +30,10 @@ from fullgrad._engine.surroundings import Surroundings
 from fullgrad._engine.watching import made
 
 Maybe = Sequence[Tensor | None]
+CAPTURED = (
+    "{} captures a tensor that requires a gradient or belongs to a transform. Pass the tensor, or the module that has it, as an "
+    "argument."
+)
 CHANGED = "{} changes an argument in place, which would be lost or wrong; return a new tensor instead."
 
 

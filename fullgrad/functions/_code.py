@@ -11,9 +11,9 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
 from fullgrad._engine.closure import Closure, frozen
 from fullgrad._engine.node import value_alone
-from fullgrad._engine.opaque import METHODS, opaque_values
 from fullgrad._engine.rule import is_differentiated, values_of
 from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.values import METHODS, opaque_values
 from fullgrad._engine.watching import seen
 
 
@@ -113,7 +113,7 @@ class _Closure(Closure):
     def __init__(self, label: str, function: Callable[..., Any]) -> None:
         super().__init__(label, function)
         self.message = (
-            f"{label} uses a tensor that needs a derivative and is not its argument, so that its derivative would be lost. "
+            f"{label} captures a tensor that requires a gradient, so that its derivative would be lost. "
             "Detach the tensor, use it under torch.no_grad, or make it a part of `x`."
         )
 

@@ -32,10 +32,10 @@ from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Refusing
 from fullgrad._engine.generators import same_draws
 from fullgrad._engine.linearity import is_linear
-from fullgrad._engine.opaque import METHODS, opaque_values
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
+    CAPTURED,
     CHANGED,
     Maybe,
     Rule,
@@ -50,6 +50,7 @@ from fullgrad._engine.rule import (
     versions_of,
 )
 from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.values import METHODS, values_by
 from fullgrad.functions._transposing import constants_of_transposes, transposing, trying
 
 Numbers = int | Sequence[int]
@@ -125,13 +126,7 @@ class Custom(Made[P, R]):
 
     def values(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """``function(*tensors)`` without a derivative."""
-        return values_of(
-            self.label,
-            function,
-            tensors,
-            f"{self.label} uses a tensor that needs a derivative and is none of its arguments, which its rules cannot know. "
-            "Pass the tensor, or the module that has it, as an argument.",
-        )
+        return values_of(self.label, function, tensors, CAPTURED.format(self.label))
 
     def value(self, call: "CustomCall", run: Callable[[Callable[[], Result]], Result]) -> tuple[Result, list[Tensor]]:
         """The structure of the function's result, and the tensors in it, without a derivative."""
@@ -145,10 +140,7 @@ class Custom(Made[P, R]):
             found[:] = [Result(call.run(self.like, tensors) if self.like else tensors[0])]
             return found[0].release()
 
-        if self.method == "map":
-            values = self.values(value, call.tensors)
-        else:
-            values = opaque_values(Refusing(self.label, self.function), self.method, value, like, call.tensors)
+        values = values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors)
         return found[0], values
 
     def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import has_shape
 from fullgrad._engine.closure import Refusing, frozen
-from fullgrad._engine.opaque import METHODS, opaque_values
 from fullgrad._engine.operator import Made
-from fullgrad._engine.rule import Rule, declared, is_differentiated, may_differ, values_of
+from fullgrad._engine.rule import Rule, declared, is_differentiated, may_differ
 from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.values import METHODS, values_by
 from fullgrad._engine.watching import seen
 
 
@@ -124,11 +124,11 @@ class LinearMap(Made[[Tensor], Tensor]):
                 raise TypeError(f"{name} must return a tensor, got a value of type {type(y).__name__}.")
             return [y]
 
-        if self.method == "map":
-            y = values_of(name, value, [x], Refusing(name).message)[0]
-        else:
-            empty = lambda x: [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in [like(x)]]  # noqa: E731
-            y = opaque_values(Refusing(name, function), self.method, value, empty, [x])[0]
+        def empty(x: Tensor) -> list[Tensor]:
+            shape, dtype, device = like(x)
+            return [torch.empty(shape, dtype=dtype, device=device)]
+
+        y = values_by(Refusing(name, function), self.method, value, empty, [x])[0]
         if direction:
             shape, dtype, _ = like(x)
             if not has_shape(y.shape, shape):

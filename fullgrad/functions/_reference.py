@@ -12,7 +12,6 @@ from fullgrad._core import checks
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, Refusing, frozen
-from fullgrad._engine.opaque import METHODS, opaque_values
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
@@ -24,9 +23,9 @@ from fullgrad._engine.rule import (
     may_differ,
     scattered,
     transpose,
-    values_of,
 )
 from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.values import METHODS, values_by
 from fullgrad.functions._custom import check_like, gradients_of
 
 
@@ -228,9 +227,7 @@ class _Reference:
     def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The results of a kernel, called as `vmap_method` says."""
         with closure.unchanged():
-            if self.owner.method != "map":
-                return opaque_values(closure, self.owner.method, value, like, tensors, closure.hold())
-            return values_of(closure.name, lambda *given: closure.first(value, given), tensors, closure.message)
+            return values_by(closure, self.owner.method, value, like, tensors)
 
     def _of(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         return self.call.run(lambda *args: function(*args[:-1], **args[-1]), tensors)

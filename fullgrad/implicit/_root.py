@@ -12,7 +12,6 @@ from fullgrad._core.warn import warn
 from fullgrad._dispatch import has_shape, is_differentiating, is_traced, is_tracing, ordered, pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, Refusing, frozen
-from fullgrad._engine.opaque import METHODS, opaque_values
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
@@ -27,6 +26,7 @@ from fullgrad._engine.rule import (
     transposed,
     values_of,
 )
+from fullgrad._engine.values import METHODS, opaque_values, values_by
 from fullgrad.implicit import _system
 from fullgrad.implicit._linear import norm
 from fullgrad.implicit._system import System, flat, sample_of, unflat
@@ -329,13 +329,8 @@ class Solution:
                 )
             return run(owner.like or (lambda init, *_, **__: init), *given)
 
-        value, tensors = functools.partial(run, owner.function), self.call.tensors
-        if owner.method == "map":
-            first = lambda *given: closure.first(value, given)  # noqa: E731
-            values = values_of(self.label, first, tensors, closure.message)
-        else:
-            values = opaque_values(closure, owner.method, value, like, tensors, closure.hold())
-        return values[: self.length], values[self.length :]
+        found = values_by(closure, owner.method, functools.partial(run, owner.function), like, self.call.tensors)
+        return found[: self.length], found[self.length :]
 
     def _like_init(self, solution: Any, given: Sequence[Tensor]) -> Any:
         """The solution, where numbers are tensors, which are like `init`."""

@@ -125,7 +125,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"`transpose` must return the shape .*\(3,\), got \(2,\)"):
         grad(lambda x: fullgrad.linear_map(by_torch, lambda g: g)(x).sum())(X[0])
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(RuntimeError, match="`apply` uses a tensor that needs a derivative"):
+    with pytest.raises(RuntimeError, match="`apply` captures a tensor that requires a gradient"):
         fullgrad.linear_map(lambda x: x * weight, lambda g: g)(X[0])
-    with pytest.raises(RuntimeError, match="`apply` uses a tensor that needs a derivative"):
+    with pytest.raises(RuntimeError, match="`apply` captures a tensor that requires a gradient"):
         grad(lambda w: fullgrad.linear_map(lambda x: x * w, lambda g: g)(X[0]).sum())(X[0])

@@ -541,8 +541,8 @@ def test_results_share_no_memory(name):
 
 
 SCALES = {
-    "a tensor that needs a derivative": types.SimpleNamespace(of=nn.Parameter(torch.tensor(3.0))),
-    "a tensor of shape": types.SimpleNamespace(of=torch.tensor(3.0)),
+    "captures a tensor that requires a gradient": types.SimpleNamespace(of=nn.Parameter(torch.tensor(3.0))),
+    "uses a tensor of shape": types.SimpleNamespace(of=torch.tensor(3.0)),
 }
 
 
@@ -564,7 +564,7 @@ def test_compiled_code_does_not_lose_what_functions_close_over(name, requires_gr
     x = torch.tensor(0.7, requires_grad=requires_grad)
     with pytest.raises(Exception) as found:
         torch.compile(lambda x: op(x) * 2, backend="aot_eager", fullgraph=True)(x)
-    assert f"uses {what}" in whole_message(found.value)
+    assert what in whole_message(found.value)
 
 
 BROKEN = {

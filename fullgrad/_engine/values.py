@@ -1,4 +1,8 @@
-"""`opaque_values`: the values of code that torch can neither batch nor trace: numpy, a kernel, a solver."""
+"""`values_by`: what code of the user returns, without a derivative, called as its ``vmap_method`` says.
+
+Torch's own code is called where it stands, so that torch's rules batch it. `opaque_values` has the values of code that torch can
+neither batch nor trace: numpy, a kernel, a solver.
+"""
 
 import contextlib
 import itertools
@@ -31,12 +35,19 @@ from fullgrad._dispatch import (
 )
 from fullgrad._engine.closure import Closure, Refusing
 from fullgrad._engine.generators import random_states, restore_random_states
-from fullgrad._engine.rule import CHANGED, leaves_of, versions_of
+from fullgrad._engine.rule import CHANGED, leaves_of, values_of, versions_of
 from fullgrad._engine.watching import made, unwatched
 
 METHODS = ("map", "sequential", "broadcast")
 Tensors = Sequence[Tensor]
 Function_ = Callable[..., Sequence[Tensor]]
+
+
+def values_by(closure: Closure, method: str, function: Function_, like: Function_, tensors: Tensors) -> list[Tensor]:
+    """``function(*tensors)``, a list of tensors without a derivative; what it uses besides is noted in the closure."""
+    if method == "map":
+        return values_of(closure.name, lambda *given: closure.first(function, given), tensors, closure.message)
+    return opaque_values(closure, method, function, like, tensors, closure.hold())
 
 
 def opaque_values(

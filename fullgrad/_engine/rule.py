@@ -4,6 +4,7 @@ A function of the user runs where it is called, on tensors without a derivative 
 What it returned is then an input of `Declared`, next to the tensors by which it is differentiated, and a `Rule` says how.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -17,11 +18,13 @@ from fullgrad._dispatch import (
     active_transforms,
     are_differentiated,
     forward_mode_is_on,
+    has_shape,
     in_legacy_vmap,
     innermost,
     is_alias_of,
     is_tracing,
     legacy_detach,
+    outside_saved_tensor_hooks,
     pytree,
     transforms_active,
     with_memory,
@@ -162,7 +165,7 @@ def recomputed(reference: Callable[..., Sequence[Tensor]]) -> Rule:
 
     Else a derivative keeps what it computes wherever it might be differentiated again, as torch.func lets any gradient be.
     """
-    return _rule(reference, _kept_alone)
+    return _rule(reference, kept_alone)
 
 
 def _rule(reference: Callable[..., Sequence[Tensor]], run: Callable[..., Sequence[Tensor]]) -> Rule:
@@ -185,11 +188,13 @@ def _rule(reference: Callable[..., Sequence[Tensor]], run: Callable[..., Sequenc
     return Rule(pull, push)
 
 
-def _kept_alone(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def kept_alone(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """``function(*tensors)``, whose graph holds the tensors alone."""
-    if not is_differentiated(tensors) or in_legacy_vmap():
+    if in_legacy_vmap():
         return function(*tensors)
-    return declared(recomputed(function), function(*[t.detach() for t in tensors]), tensors)
+    with contextlib.nullcontext() if is_dynamo_compiling() else outside_saved_tensor_hooks():  # nothing that it saves is kept
+        values = function(*[t.detach() for t in tensors])
+    return declared(recomputed(function), values, tensors) if is_differentiated(tensors) else values
 
 
 def transpose(
@@ -217,6 +222,17 @@ def scattered(count: int, where: tuple[int, ...], values: Sequence[Tensor]) -> l
     for i, v in zip(where, values, strict=True):
         found[i] = v
     return found
+
+
+def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> Tensor:
+    """The tensor, if it has a shape and a dtype."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{label} must be a tensor, or None for 0, got a value of type {type(t).__name__}.")
+    if not has_shape(t.shape, shape):
+        raise ValueError(f"{label} must have the shape of its {of}, {tuple(shape)}, got {tuple(t.shape)}.")
+    if t.dtype != dtype:
+        raise TypeError(f"{label} must have the dtype of its {of}, {dtype}, got {t.dtype}.")
+    return t
 
 
 def is_floating(dtype: torch.dtype) -> bool:

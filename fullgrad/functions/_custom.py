@@ -15,7 +15,6 @@ from fullgrad._dispatch import (
     below_transforms,
     first_sample,
     has_data,
-    has_shape,
     in_legacy_vmap,
     innermost,
     is_differentiating,
@@ -40,6 +39,7 @@ from fullgrad._engine.rule import (
     Maybe,
     Rule,
     by_reference,
+    check_like,
     declared,
     is_differentiated,
     is_floating,
@@ -573,17 +573,6 @@ def gradients_of(rule: str, label: str, call: Call, wanted: Sequence[int], grads
     given = dict(zip(wanted, grads, strict=True))
     parts = [part.flattened(given.get(i), f"{label}: the gradient of argument {i}") for i, part in enumerate(call.parts)]
     return [g for part in parts for g in part]
-
-
-def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> Tensor:
-    """The tensor, if it has a shape and a dtype."""
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{label} must be a tensor, or None for 0, got a value of type {type(t).__name__}.")
-    if not has_shape(t.shape, shape):
-        raise ValueError(f"{label} must have the shape of its {of}, {tuple(shape)}, got {tuple(t.shape)}.")
-    if t.dtype != dtype:
-        raise TypeError(f"{label} must have the dtype of its {of}, {dtype}, got {t.dtype}.")
-    return t
 
 
 def _has_parameter(function: Any, name: str) -> bool:

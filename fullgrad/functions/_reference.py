@@ -18,6 +18,7 @@ from fullgrad._engine.rule import (
     Maybe,
     Rule,
     by_reference,
+    check_like,
     declared,
     is_differentiated,
     may_differ,
@@ -26,7 +27,7 @@ from fullgrad._engine.rule import (
 )
 from fullgrad._engine.surroundings import Surroundings
 from fullgrad._engine.values import METHODS, values_by
-from fullgrad.functions._custom import check_like, gradients_of
+from fullgrad.functions._custom import gradients_of
 
 
 def with_reference(

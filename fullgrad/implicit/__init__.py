@@ -3,9 +3,10 @@
 from fullgrad._core.public import make_public
 from fullgrad.implicit._linear import cg, gmres
 from fullgrad.implicit._root import argmin, fixed_point, root
+from fullgrad.implicit._rules import root_jvp, root_vjp
 from fullgrad.implicit._solve import solve
 from fullgrad.implicit._solvers import anderson, bisection, newton
 
-__all__ = ["anderson", "argmin", "bisection", "cg", "fixed_point", "gmres", "newton", "root", "solve"]
+__all__ = ["anderson", "argmin", "bisection", "cg", "fixed_point", "gmres", "newton", "root", "root_jvp", "root_vjp", "solve"]
 
 make_public(__name__)

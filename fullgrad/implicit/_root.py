@@ -9,27 +9,20 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.warn import warn
-from fullgrad._dispatch import has_shape, is_differentiating, is_traced, is_tracing, ordered, pytree
+from fullgrad._dispatch import has_shape, is_differentiating, is_traced, ordered, pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, Refusing, frozen
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
-    Maybe,
-    Rule,
-    declared,
-    is_differentiated,
     is_floating,
-    may_differ,
-    scattered,
     transpose,
-    transposed,
     values_of,
 )
 from fullgrad._engine.values import METHODS, opaque_values, values_by
-from fullgrad.implicit import _system
+from fullgrad.implicit import _equation
+from fullgrad.implicit._equation import ByEquation, Equation, Jacobian, flat, neumann, real, sample_of
 from fullgrad.implicit._linear import norm
-from fullgrad.implicit._system import System, flat, sample_of, unflat
 
 _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
 
@@ -232,7 +225,7 @@ def _decorator(kind: str, f: Any, linear_solve: Any, otherwise: str, derivative:
 def check_linear_solve(name: str, value: Any) -> None:
     """Refuse what is no way to solve linear equations."""
     if value is not None and not callable(value):
-        checks.choice(name, "linear_solve", value, _system.METHODS)
+        checks.choice(name, "linear_solve", value, _equation.METHODS)
 
 
 class Root(Made[P, R]):
@@ -280,26 +273,28 @@ class Solution:
 
     def result(self) -> Any:
         """The result of the call."""
-        owner, label = self.owner, self.label
         z, aux = self._solve()
+        by, z, v = self.derivative(z)
+        self.call.release()
+        self.rest = ()  # so that autograd alone keeps tensors
+        return self._tree(by.declared(z, v), aux)
+
+    def derivative(self, z: list[Tensor]) -> tuple[ByEquation, list[Tensor], list[Tensor]]:
+        """The derivative of a solution, the solution, and the tensors by which it has one."""
+        owner, label = self.owner, self.label
         check_solution(label, z)
         self.problem = Call([self.solution.tree(z), *self.rest])
         rest = self.call.tensors[self.count :]
         self.problem.release()
         self.replay.noted()
         with self.replay.none(), self.closure.unchanged():  # notes what the function closes over
-            equation = functools.partial(self._of_tensors, owner.given)
-            first = lambda *given: self.closure.first(equation, given)  # noqa: E731
+            first = lambda *given: self.closure.first(functools.partial(self._of_tensors, owner.given), given)  # noqa: E731
             values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
         self.given, self.n = frozen(owner.given), len(z) + len(rest)
         v = [*rest, *self.closure.release()]
-        self.system = System(label, self._residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)
-        z = self._found(z, v)
-        self.call.release()
-        self.rest = ()  # so that autograd alone keeps tensors
-        if is_differentiated(v):
-            z = declared(Rule(self._pull, self._push), z, [*v, *z])
-        return self._tree(z, aux)
+        equation = Equation(label, self._residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)
+        solve = Jacobian.solve if owner.terms is None else functools.partial(neumann, owner.terms)
+        return ByEquation(equation, solve), self._found(equation, z, v), v
 
     def _tree(self, z: Sequence[Tensor], aux: Sequence[Tensor]) -> Any:
         solution = self.solution.tree(z)
@@ -368,7 +363,7 @@ class Solution:
             return self._side(vector_of(label, self.solution.flattened(found, label), z), zv)
         if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
             raise TypeError(f"{label} must be a real scalar tensor, as it is the objective, got {found!r:.80}.")
-        return found.to(_real(zv[0]))
+        return found.to(real(zv[0]))
 
     def _call(self, given: Callable[..., Any], z: Any, *args: Any) -> Any:
         return given(z, *args[:-1], **args[-1])
@@ -387,9 +382,9 @@ class Solution:
         if not self.owner.minimizes:
             return self._with_closure(*zv)
         pull = transpose(lambda *zv: [self._with_closure(*zv)], zv, tuple(range(self.length)))
-        return flat(pull(zv[0].new_ones((), dtype=_real(zv[0]))))
+        return flat(pull(zv[0].new_ones((), dtype=real(zv[0]))))
 
-    def _found(self, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
+    def _found(self, equation: Equation, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
         """The solution, which is looked at: a residual that is not small gets a warning."""
         if self.owner.tol is None or is_traced(*z, *v):
             return z
@@ -400,7 +395,7 @@ class Solution:
             leading, k = batch.ndim, len(z)
             start, solution, v = all[:k], all[k : 2 * k], all[2 * k :]
             if solution[0].numel():
-                f = self.system.batched(leading)
+                f = equation.batched(leading)
                 r = f(*solution, *v)
                 near = [x * (1 + _STEP) for x in solution]
                 self._warn(r, flat(solution, leading).isfinite().all(-1), lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
@@ -425,45 +420,6 @@ class Solution:
                 "sets the limit, and None leaves this out.",
                 RuntimeWarning,
             )
-
-    # --- The derivative -------------------------------------------------------------------------------------------------
-
-    def _parts(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
-        """The solution with its derivative, in front of the tensors by which it has one; and the latter."""
-        v, z = inputs[: -self.length], inputs[-self.length :]
-        if is_differentiated(v):
-            z = declared(Rule(self._pull, self._push), z, inputs)
-        return [*z, *v], v
-
-    def _pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
-        zv, v = self._parts(inputs)
-        # A gradient that is expanded is no vector where its size is not known.
-        dense = [g.clone(memory_format=torch.contiguous_format) for g in cotangents] if is_tracing() else cotangents
-        w = self._inverse(True, flat(dense), zv)
-        where = tuple([i for i, x in enumerate(v) if needs[i] and may_differ(x)])
-        return scattered(len(inputs), where, self._transpose(zv, where)(-w))
-
-    def _push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Any) -> Sequence[Tensor]:
-        zv, v = self._parts(inputs)
-        where = tuple([i for i in range(len(v)) if tangents[i] is not None])
-        back = lambda *all: self._transpose(all[:-1], where)(all[-1])  # noqa: E731
-        size = sum([t.numel() * (1 + t.dtype.is_complex) for t in zv[: self.length]])  # not of a shape, which fixes a symbol
-        r = transposed(back, zv, [((size,), _real(zv[0]), zv[0].device)])(*[tangents[i] for i in where])[0]  # pyright: ignore
-        return unflat(self._inverse(False, -r, zv), zv[: self.length])
-
-    def _transpose(self, zv: Sequence[Tensor], where: Sequence[int]) -> Callable[..., Sequence[Tensor]]:
-        """The transpose of the derivative of the equation by some of v."""
-        return transpose(lambda *zv: [self._residual(*zv)], zv, tuple([self.length + i for i in where]))
-
-    def _inverse(self, is_transposed: bool, b: Tensor, zv: Sequence[Tensor]) -> Tensor:
-        """The inverse of the Jacobian by the solution, or the first terms of its series, times a vector."""
-        if self.owner.terms is None:
-            return self.system.solved(is_transposed, b, zv)
-        total = term = b
-        for _ in range(self.owner.terms):
-            term = term - self.system.product(is_transposed, term, zv)
-            total = total + term
-        return total
 
 
 def check_kinds(label: str, tensors: Sequence[Tensor]) -> None:
@@ -492,7 +448,3 @@ def vector_of(label: str, values: Sequence[Any], like: Sequence[Tensor]) -> Tens
         if r.dtype.is_complex and not z.dtype.is_complex:
             raise TypeError(f"{label} must be real, as the solution is, got {r.dtype}.")
     return flat([r.to(z.dtype) for r, z in zip(values, like, strict=True)])
-
-
-def _real(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype

@@ -9,8 +9,8 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._dispatch import clone_if_view
 from fullgrad._engine.call import Result
+from fullgrad.implicit._equation import Equation, Jacobian, flat, unflat
 from fullgrad.implicit._root import Root, Solution, check_linear_solve, check_solution, vector_of
-from fullgrad.implicit._system import flat, unflat
 
 
 def solve(
@@ -102,7 +102,7 @@ class _LinearSolution(Solution):
     def _side(self, value: Tensor, zv: Sequence[Tensor]) -> Tensor:
         return value - flat(zv[self.length : 2 * self.length])
 
-    def _found(self, z: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
-        self.system.matrix = "the matrix"
-        b, *zv = [t.detach() for t in (flat(v[: self.length]), *z, *v)]
-        return [clone_if_view(w) for w in unflat(self.system.solved(False, b, zv), z)]
+    def _found(self, equation: Equation, z: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
+        equation.matrix = "the matrix"
+        b, *point = [t.detach() for t in (flat(v[: self.length]), *z, *v)]
+        return [clone_if_view(w) for w in unflat(Jacobian(equation).solve(b, point), z)]

@@ -5,7 +5,7 @@ import torch
 from fullgrad import implicit
 from fullgrad._suite.cases._case import Case, numbers
 
-X, Y = numbers(4, 3, scale=0.7), numbers(4, 3, scale=0.7, seed=1)
+X, Y, Z = numbers(4, 3, scale=0.7), numbers(4, 3, scale=0.7, seed=1), numbers(4, 3, scale=0.7, seed=2)
 
 
 @implicit.root(lambda z, x, y: torch.exp(z) - x * x - y * y - 1)
@@ -46,6 +46,14 @@ def _sherman_morrison(x, b):
     return w - w.sum(-1, keepdim=True) / ((1 / d).sum(-1, keepdim=True) + 1) / d
 
 
+def _cubic(z, x):
+    return (z * z + 1) * z - x * x * x
+
+
+def _slope(z, x, g):
+    return 3 * x * x * g / (3 * z * z + 1)
+
+
 CASES = [
     Case(
         name="implicit.root",
@@ -82,5 +90,21 @@ CASES = [
         inputs=(X, Y),
         surrogate=_sherman_morrison,
         max_saved_bytes=Y.nbytes,  # the right-hand side, which the case computes
+    ),
+    Case(
+        name="implicit.root_vjp",
+        elementwise=False,
+        covers=("implicit.root_vjp",),
+        operator=lambda z, x, g: implicit.root_vjp(_cubic, z, (x,), g)[0],
+        inputs=(X, Y, Z),
+        surrogate=_slope,
+    ),
+    Case(
+        name="implicit.root_jvp",
+        elementwise=False,
+        covers=("implicit.root_jvp",),
+        operator=lambda z, x, t: implicit.root_jvp(_cubic, z, (x,), (t,)),
+        inputs=(X, Y, Z),
+        surrogate=_slope,
     ),
 ]

@@ -56,6 +56,7 @@ OF_FUNCTION = {
 OTHERS = {
     "clamp_backward",
     "checkpoint",
+    "closure_convert",
     "custom_gradient",
     "custom_jvp",
     "custom_vjp",

@@ -10,7 +10,8 @@ import fullgrad
 from fullgrad._suite.cases import CASES
 
 ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
-TOOLS = {"adopt", "adopting", "completing"}  # they make operators of other packages' classes, and of torch's operators
+# They make operators of other packages' classes and of torch's operators, and functions of functions.
+TOOLS = {"adopt", "adopting", "closure_convert", "completing"}
 FUNCTIONS = [n for n in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, n)) and n not in ALIASES | TOOLS]
 RELAXATIONS = [f"soft.{name}" for name in fullgrad.soft.__all__ if f"soft.{name}" not in ALIASES]
 SPIKES = [f"spikes.{name}" for name in fullgrad.spikes.__all__ if inspect.isfunction(getattr(fullgrad.spikes, name))]

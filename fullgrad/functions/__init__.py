@@ -2,6 +2,7 @@
 
 from fullgrad._core.public import make_public
 from fullgrad.functions._checkpoint import checkpoint
+from fullgrad.functions._closure_convert import closure_convert
 from fullgrad.functions._custom import custom_gradient, custom_jvp, custom_vjp
 from fullgrad.functions._linear_map import linear_map
 from fullgrad.functions._reference import with_reference
@@ -12,6 +13,7 @@ from fullgrad.functions._straight_through import straight_through
 __all__ = [
     "ReplaceGrad",
     "checkpoint",
+    "closure_convert",
     "custom_gradient",
     "custom_jvp",
     "custom_vjp",

@@ -24,6 +24,7 @@ WITHOUT_TENSORS = {
     "adopt",
     "adopting",
     "checkpoint",
+    "closure_convert",
     "custom_gradient",
     "custom_jvp",
     "custom_vjp",

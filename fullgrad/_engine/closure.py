@@ -26,9 +26,9 @@ from fullgrad._dispatch import (
     transforms_active,
 )
 from fullgrad._engine.call import check_modes, modes_of, run_with_states, state_of
-from fullgrad._engine.generators import random_states, restore_random_states
 from fullgrad._engine.guard import guard
 from fullgrad._engine.held import has_compiled_code, held, held_in, places, substituted
+from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import CAPTURED, is_differentiated, leaves_of, versions_of
 from fullgrad._engine.surroundings import Surroundings, changed
 from fullgrad._engine.watching import is_watched, seen, watching
@@ -43,8 +43,10 @@ class Closure:
     held by them.
     """
 
-    def __init__(self, name: str, *functions: Any, objects: Sequence[Any] = ()) -> None:
+    def __init__(self, name: str, *functions: Any, objects: Sequence[Any] = (), draws_again: bool = True) -> None:
         self.name, self.functions, self.objects = name, functions, objects
+        # Whether a derivative calls what the call has called, which draws the same numbers, or other code, which may draw none.
+        self.replay, self.draws_again = Replay(name), draws_again
         self.message = CAPTURED.format(name)
         self.look()
         self.constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # other tensors that were used, with their versions
@@ -100,16 +102,16 @@ class Closure:
         missed one.
         """
         if self._is_found():
-            before = [] if is_tracing() else random_states()
-            result = self._with_modules(function, given, [*values, *[t.detach() for t in self.tensors[len(values) :]]])
+            own = [*values, *[t.detach() for t in self.tensors[len(values) :]]]
+            result = self.replay.first(lambda: self._with_modules(function, given, own))
             if not _shows_others(result, given):
                 self.is_plain = True
                 return result
-            restore_random_states(before)
+            self.replay.undo()
         stand_ins = {} if values else self._stand_ins(function)
         function = substituted(function, stand_ins)
         mode = _Mode(self, [*given, *values, *stand_ins.values()], self._others(values), noting=True)
-        result = self._run(mode, function, given, values)
+        result = self.replay.first(lambda: self._run(mode, function, given, values))
         self.made = {key: ref for key, ref in mode.own.items() if ref() is not None}
         return result
 
@@ -127,6 +129,10 @@ class Closure:
         """``function(*given)`` with values in the places of the tensors that were noted."""
         if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
             return _again_outside[0](self, function, given, values) if values else function(*given)
+        with self.replay.again() if self.draws_again else self.replay.none():
+            return self._again(function, given, values)
+
+    def _again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         check_modes(self.modes)
         if self.is_plain:
             if self.surroundings is not None:

@@ -31,6 +31,7 @@ class Replay:
         self.name, self.states, self.autocast, self.often, self.vmaps = name, None, {}, False, 0
         self.was_inside = False  # of transforms
         self.kept: list[Tensor] = []
+        self.before: Sequence[Tensor] = []  # the states before the last call
 
     def noted(self) -> "Replay":
         """This object, which has noted autocast."""
@@ -42,13 +43,19 @@ class Replay:
         self.noted()
         if is_tracing():
             return function()
-        before = random_states()
+        before = self.before = random_states()
         result = function()
         if not all(map(torch.equal, before, random_states())):
             self.often = self.states is not None
             self.states, self.vmaps, self.was_inside = before, vmaps_that_draw_differently(), transforms_active()
             self.kept = [] if self.was_inside else _numbers(getattr(result, "tensors", result))
         return result
+
+    def undo(self) -> None:
+        """Forget the last call, which is made once more."""
+        if self.states is self.before:
+            self.states, self.kept = None, []
+        restore_random_states(self.before)
 
     def check(self, results: Sequence[Tensor]) -> None:
         """Refuse the results of another call, inside of transforms, in which torch drew other numbers from the same states."""

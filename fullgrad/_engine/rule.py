@@ -192,9 +192,10 @@ def kept_alone(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tens
     """``function(*tensors)``, whose graph holds the tensors alone."""
     if in_legacy_vmap():
         return function(*tensors)
+    is_last = not is_differentiated(tensors)
     with contextlib.nullcontext() if is_dynamo_compiling() else outside_saved_tensor_hooks():  # nothing that it saves is kept
-        values = function(*[t.detach() for t in tensors])
-    return declared(recomputed(function), values, tensors) if is_differentiated(tensors) else values
+        values = function(*(tensors if is_last else [t.detach() for t in tensors]))
+    return values if is_last else declared(recomputed(function), values, tensors)
 
 
 def transpose(

@@ -12,7 +12,6 @@ from fullgrad._dispatch import is_differentiating, is_exporting, refuse_lost_der
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, frozen
 from fullgrad._engine.operator import P, R
-from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import apart, declared, is_differentiated, recomputed, values_of
 from fullgrad._engine.watching import made
 
@@ -66,7 +65,7 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return f(*args, **kwargs)
     name = f"checkpoint: {getattr(f, '__name__', type(f).__name__)}"
     refuse_lost_derivatives(name)
-    call, replay = Call([args, kwargs]), Replay(name)
+    call = Call([args, kwargs])
     closure = Closure(name, f, objects=call.objects())
 
     def run(function: Any, *tensors: Tensor) -> Result:
@@ -76,7 +75,7 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     found: list[Result] = []
 
     def value(*given: Tensor) -> list[Tensor]:
-        found[:] = [replay.first(lambda: closure.first(functools.partial(run, f), given))]
+        found[:] = [closure.first(functools.partial(run, f), given)]
         return found[0].tensors
 
     with closure.unchanged():
@@ -87,9 +86,8 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return result.tree(made(apart(result.release(), inputs)))
 
     def again(*all: Tensor) -> list[Tensor]:
-        with replay.again():
-            results = closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
-        replay.check(results)
+        results = closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
+        closure.replay.check(results)
         return results
 
     return result.tree(declared(recomputed(again), result.release(), inputs))

@@ -9,7 +9,6 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, frozen
-from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import values_of
 
 
@@ -54,11 +53,11 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
     name = f"closure_convert: {getattr(f, '__name__', type(f).__name__)}"
     if is_dynamo_compiling():
         raise NotImplementedError(f"{name}: compiled code cannot look for captured tensors; call closure_convert outside of it.")
-    call, replay = Call(args), Replay(name)
+    call = Call(args)
     closure = Closure(name, f, objects=call.objects())
 
     def value(*given: Tensor) -> list[Tensor]:
-        return replay.first(lambda: closure.first(lambda *given: Result(call.run(f, given), name), given)).tensors
+        return closure.first(lambda *given: Result(call.run(f, given), name), given).tensors
 
     with closure.unchanged():
         values_of(name, value, call.tensors, closure.message, has_methods=False)
@@ -71,7 +70,6 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
         if len(args) != total:
             raise TypeError(f"{name} takes {count} arguments and {total - count} captured tensors, got {len(args)} in all.")
         own = Call(args[:count])
-        with replay.again():
-            return closure.again(lambda *given: own.run(later, given), own.tensors, args[count:])
+        return closure.again(lambda *given: own.run(later, given), own.tensors, args[count:])
 
     return converted, tensors

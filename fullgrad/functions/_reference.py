@@ -13,7 +13,6 @@ from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, py
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, Refusing, frozen
 from fullgrad._engine.operator import Made, P, R
-from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
     Maybe,
     Rule,
@@ -140,8 +139,9 @@ class _Reference:
 
     def __init__(self, owner: WithReference, call: Call) -> None:
         self.owner, self.call, self.count, self.reference = owner, call, len(call.tensors), frozen(owner.reference)
-        self.closure = Closure(owner.label, owner.function, owner.reference, objects=call.objects())
-        self.replay, self.rule = Replay(owner.label), by_reference(self.again)
+        self.closure = Closure(
+            owner.label, owner.function, owner.reference, objects=call.objects(), draws_again=owner.method == "map"
+        )
         self.structure = Result(None)
         self.kinds = [(may_differ(t), t.shape, t.dtype) for t in call.tensors]
 
@@ -156,7 +156,7 @@ class _Reference:
             return self.structure.tree(values)
         self.where = [i for i, y in enumerate(values) if may_differ(y) and i not in owner.constant]
         self.like, self.inputs = [(values[i].shape, values[i].dtype) for i in self.where], len(inputs)
-        rule, kept = Rule(self.rule.pull, self.rule.push), []
+        rule, kept = by_reference(self.again), []
         if owner.backward is not None and self.inputs == self.count:
             if is_differentiated(of_keywords):
                 raise TypeError(f"{owner.label} has a `backward`, which gives gradients of positional arguments only.")
@@ -168,9 +168,8 @@ class _Reference:
 
     def again(self, *all: Tensor) -> list[Tensor]:
         """The differentiable results of the reference, by the tensors of the call and those that were noted."""
-        owner, label = self.owner, f"{self.owner.label}: the result of `reference`"
-        with self.replay.again() if owner.method == "map" else self.replay.none():
-            tree = self.closure.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
+        label = f"{self.owner.label}: the result of `reference`"
+        tree = self.closure.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
         leaves = self.structure.flattened(tree, label)
         for i, (shape, dtype) in zip(self.where, self.like, strict=True):
             if not isinstance(leaves[i], Tensor):
@@ -186,11 +185,11 @@ class _Reference:
         x, y = inputs[:m], inputs[m:]
         # A batch of cotangents, which no kernel can take, or compiled autograd, which traces what a backward does.
         if is_dynamo_compiling() or in_legacy_vmap():
-            return [*self.rule.pull(x, cotangents, needs[:m]), *[None] * len(y)]
+            return [*by_reference(self.again).pull(x, cotangents, needs[:m]), *[None] * len(y)]
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
 
         def value(*given: Tensor) -> list[Tensor]:
-            with self.replay.again():
+            with self.closure.replay.again():
                 grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
             return [torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where]
 
@@ -209,14 +208,14 @@ class _Reference:
 
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
         """The tangents of the reference, for inputs that the results follow."""
-        return self.rule.push(inputs[: self.inputs], tangents[: self.inputs], like)
+        return by_reference(self.again).push(inputs[: self.inputs], tangents[: self.inputs], like)
 
     def _floating(self, *all: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.again(*all))
 
     def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         def value(kernel: Callable[..., Any], *given: Tensor) -> list[Tensor]:
-            self.structure = self.replay.first(lambda: Result(self._of(kernel, *given), self.owner.label))
+            self.structure = Result(self._of(kernel, *given), self.owner.label)
             return self.structure.release()
 
         def like(*given: Tensor) -> list[Tensor]:

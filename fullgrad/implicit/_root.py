@@ -13,7 +13,6 @@ from fullgrad._dispatch import has_shape, is_differentiating, is_traced, ordered
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, Refusing, frozen
 from fullgrad._engine.operator import Made, P, R
-from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
     is_floating,
     transpose,
@@ -262,7 +261,7 @@ class Solution:
         self.count = self.call.parts[0].count  # the tensors of `init`
         # The structure of `init` alone: a tracer calls `like` again when this call is over.
         self.init = pytree.tree_map(lambda v: v if v is None else 0.0, args[0])
-        self.closure, self.replay = Closure(owner.label, owner.given, objects=self.call.objects()), Replay(owner.label)
+        self.closure = Closure(owner.label, owner.given, objects=self.call.objects())
         check_kinds(self.label, self.call.tensors)
         self.solution, self.aux = Result(None), Result(None)
         self.length = 0  # of the tensors of the solution
@@ -286,8 +285,7 @@ class Solution:
         self.problem = Call([self.solution.tree(z), *self.rest])
         rest = self.call.tensors[self.count :]
         self.problem.release()
-        self.replay.noted()
-        with self.replay.none(), self.closure.unchanged():  # notes what the function closes over
+        with self.closure.replay.none(), self.closure.unchanged():  # notes what the function closes over
             first = lambda *given: self.closure.first(functools.partial(self._of_tensors, owner.given), given)  # noqa: E731
             values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
         self.given, self.n = frozen(owner.given), len(z) + len(rest)
@@ -374,8 +372,7 @@ class Solution:
 
     def _with_closure(self, *zv: Tensor) -> Tensor:
         """The same, also as a function of the tensors that it closes over."""
-        with self.replay.again():
-            return self.closure.again(functools.partial(self._of_tensors, self.given), zv[: self.n], zv[self.n :])
+        return self.closure.again(functools.partial(self._of_tensors, self.given), zv[: self.n], zv[self.n :])
 
     def _residual(self, *zv: Tensor) -> Tensor:
         """The left-hand side of the equation, as a vector."""

@@ -1,6 +1,7 @@
 """Formulas that several surrogates share, as plain torch code that autograd may differentiate."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,39 @@ def clamp_to_finite(u: Tensor, factor: Any, reach: float = math.inf) -> Tensor:
     return clamp_within(u, reach / at_least(factor, reach / largest))
 
 
-def inverse_magnitude(u: Tensor, factor: Any) -> Tensor:
-    """The inverse of ``abs(u * factor)``, at most 1 and not 0, also at infinity: a constant."""
-    return 1 / torch.clamp((u * factor).detach().abs(), 1, torch.finfo(u.dtype).max / 4)
+def nearness(distance: Callable[[Tensor, Tensor], Tensor], u: Tensor, inverse_width: Any, width: float = 1.0) -> Tensor:
+    """``b / distance(u, b)`` for the width ``b = width / inverse_width``, where ``distance`` is homogeneous: from 1 down to 0."""
+    u, b, _ = in_units(u, inverse_width, width)
+    return b / distance(u, b)
+
+
+def in_units(u: Tensor, inverse_width: Any, width: float = 1.0) -> tuple[Tensor, Tensor, Any]:
+    """``u`` and the width ``width / inverse_width``, in a unit; and the inverse of the unit, a constant.
+
+    The unit is 1, but that of tiny widths is a million of them: at the threshold, a derivative that overflows is multiplied by 0.
+    """
+    largest = torch.finfo(u.dtype).max / 4
+    if not isinstance(inverse_width, Tensor):
+        per_unit = at_least(inverse_width * 1e-6, 1.0)
+        # Not 0 and not infinite, for numbers that the dtype does not have.
+        b = at_least(-at_least(-width / inverse_width, -largest) * per_unit, 1 / largest)
+        u = u if per_unit.__class__ is float and per_unit == 1.0 else u * per_unit
+        return u, torch.full((), b, dtype=u.dtype, device=u.device), per_unit
+    per_unit = torch.clamp(inverse_width.detach() * 1e-6, min=1)
+    largest = min(largest, torch.finfo(inverse_width.dtype).max / 4)
+    return u * per_unit, torch.clamp(width / inverse_width, 1 / largest, largest) * per_unit, per_unit
+
+
+def by_sum(u: Tensor, b: Tensor) -> Tensor:
+    """A distance from 0 with a corner there."""
+    return u.abs() + b
+
+
+def times(v: Tensor, q: Tensor, count: int) -> Tensor:
+    """``v * q ** count``, without a power, which would be 0 before the product is."""
+    for _ in range(count):
+        v = v * q
+    return v
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import saturating
+from fullgrad.spikes._formulas import by_sum, in_units, saturating
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -56,7 +56,11 @@ class NonzeroSignLogAbs(ScaledStep):
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         (alpha,) = parameters
-        return v * saturating(alpha, u.abs())
+        if isinstance(alpha, Tensor):
+            return v * saturating(alpha, u.abs())
+        u, b, per_unit = in_units(u, alpha)
+        slope = v / by_sum(u, b)
+        return slope if per_unit.__class__ is float and per_unit == 1.0 else slope * per_unit
 
     @classmethod
     def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:

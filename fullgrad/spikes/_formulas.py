@@ -41,7 +41,8 @@ def nearness(distance: Callable[[Tensor, Tensor], Tensor], u: Tensor, inverse_wi
 def in_units(u: Tensor, inverse_width: Any, width: float = 1.0) -> tuple[Tensor, Tensor, Any]:
     """``u`` and the width ``width / inverse_width``, in a unit; and the inverse of the unit, a constant.
 
-    The unit is 1, but that of tiny widths is a million of them: at the threshold, a derivative that overflows is multiplied by 0.
+    The unit is 1 if no derivative could over- or underflow on its way: a million widths if these are tiny, as at the threshold a
+    derivative is multiplied by 0; and a width above 1 that has a derivative itself.
     """
     largest = torch.finfo(u.dtype).max / 4
     if not isinstance(inverse_width, Tensor):
@@ -50,9 +51,10 @@ def in_units(u: Tensor, inverse_width: Any, width: float = 1.0) -> tuple[Tensor,
         b = at_least(-at_least(-width / inverse_width, -largest) * per_unit, 1 / largest)
         u = u if per_unit.__class__ is float and per_unit == 1.0 else u * per_unit
         return u, torch.full((), b, dtype=u.dtype, device=u.device), per_unit
-    per_unit = torch.clamp(inverse_width.detach() * 1e-6, min=1)
     largest = min(largest, torch.finfo(inverse_width.dtype).max / 4)
-    return u * per_unit, torch.clamp(width / inverse_width, 1 / largest, largest) * per_unit, per_unit
+    constant = torch.clamp(inverse_width.detach(), 1 / largest, largest)
+    per_unit = torch.maximum(constant * 1e-6, torch.clamp(constant, max=1))
+    return u * per_unit, torch.clamp(per_unit * width / inverse_width, 1 / largest, largest), per_unit
 
 
 def by_sum(u: Tensor, b: Tensor) -> Tensor:
@@ -97,16 +99,17 @@ def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:
     return where_right(right, u, tie) + where_left(left, u, tie)
 
 
-def saturating(x: Any, k: Any) -> Tensor:
-    """``x / (1 + k abs(x))`` for ``k`` that is not negative.
+@replaceable
+def saturating(x: Tensor, k: Any) -> Tensor:
+    """``x / (1 + k abs(x))`` for ``k`` that is not negative, and products that are finite.
 
     Far out the quotient has the derivative ``n - k abs(x) n^2 = n^2`` with ``n = 1 / (1 + k abs(x))``, which cancels; that of
     ``1 - n`` does not.
     """
-    z = abs(x) * k
-    n, far = 1 / (1 + z), z > 1
+    z = x.abs() * k
+    n, far = torch.reciprocal(1 + z), z > 1
     limit = torch.where(far, k, 1.0)
-    return torch.where(far, torch.sign(torch.as_tensor(x)) * (1 - n) / limit, x * n)
+    return torch.where(far, torch.sign(x) * (1 - n) / limit, x * n)
 
 
 def one_less_exp(x: Tensor) -> Tensor:

@@ -41,19 +41,19 @@ def nearness(distance: Callable[[Tensor, Tensor], Tensor], u: Tensor, inverse_wi
 def in_units(u: Tensor, inverse_width: Any, width: float = 1.0) -> tuple[Tensor, Tensor, Any]:
     """``u`` and the width ``width / inverse_width``, in a unit; and the inverse of the unit, a constant.
 
-    The unit is 1 if no derivative could over- or underflow on its way: a million widths if these are tiny, as at the threshold a
+    The unit is 1 if no derivative could over- or underflow on its way: a billion widths if these are tiny, as at the threshold a
     derivative is multiplied by 0; and a width above 1 that has a derivative itself.
     """
     largest = torch.finfo(u.dtype).max / 4
     if not isinstance(inverse_width, Tensor):
-        per_unit = at_least(inverse_width * 1e-6, 1.0)
+        per_unit = at_least(inverse_width * 1e-9, 1.0)
         # Not 0 and not infinite, for numbers that the dtype does not have.
         b = at_least(-at_least(-width / inverse_width, -largest) * per_unit, 1 / largest)
         u = u if per_unit.__class__ is float and per_unit == 1.0 else u * per_unit
         return u, torch.full((), b, dtype=u.dtype, device=u.device), per_unit
     largest = min(largest, torch.finfo(inverse_width.dtype).max / 4)
     constant = torch.clamp(inverse_width.detach(), 1 / largest, largest)
-    per_unit = torch.maximum(constant * 1e-6, torch.clamp(constant, max=1))
+    per_unit = torch.maximum(constant * 1e-9, torch.clamp(constant, max=1))
     return u * per_unit, torch.clamp(per_unit * width / inverse_width, 1 / largest, largest), per_unit
 
 

@@ -59,8 +59,7 @@ class NonzeroSignLogAbs(ScaledStep):
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         (alpha,) = parameters
         u, b, per_unit = in_units(u, alpha)
-        slope = v / by_sum(u, b)
-        return slope if per_unit.__class__ is float and per_unit == 1.0 else slope * per_unit
+        return (v if per_unit.__class__ is float and per_unit == 1.0 else v * per_unit) / by_sum(u, b)
 
     @classmethod
     def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:

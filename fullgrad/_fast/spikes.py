@@ -12,7 +12,7 @@ from fullgrad.spikes._atan import Atan
 from fullgrad.spikes._circ import Circ
 from fullgrad.spikes._erf import Erf
 from fullgrad.spikes._fast_sigmoid import FastSigmoid
-from fullgrad.spikes._formulas import bell, right_or_left
+from fullgrad.spikes._formulas import bell, clamp_within, right_or_left, saturating
 from fullgrad.spikes._nonzero_sign_log_abs import NonzeroSignLogAbs
 from fullgrad.spikes._piecewise_exp import PiecewiseExp
 from fullgrad.spikes._piecewise_quadratic import PiecewiseQuadratic
@@ -20,11 +20,11 @@ from fullgrad.spikes._soft_sign import SoftSign
 
 
 def slope_of(operator: Any, within: float = 8) -> Callable[..., Any]:
-    """An entry for the ``slope_times`` of an operator, for ``alpha`` that is a number."""
+    """An entry for the ``slope_times`` of an operator, for ``alpha`` that is a number whose powers are numbers, too."""
 
     def register(version: Callable[[Tensor, Tensor, float], Tensor]) -> Callable[..., Any]:
         def entry(v: Tensor, u: Tensor, alpha: Any) -> Any:
-            return version(v, u, alpha) if alpha.__class__ is float else NotImplemented
+            return version(v, u, alpha) if alpha.__class__ is float and 1e-9 < alpha < 1e9 else NotImplemented
 
         return fast(operator.slope_times, within=within)(entry)
 
@@ -75,8 +75,10 @@ def _nonzero_sign_log_abs_terms(needed: Any, v: Tensor, u: Tensor, alpha: Any) -
     # Without a derivative, one quotient serves both terms.
     if not needed[1]:
         return NotImplemented
-    of_both = v / (u * alpha).abs_().add_(1)
-    return of_both * alpha if needed[0] else None, u * of_both
+    b = 1 / alpha
+    u = clamp_within(u, torch.finfo(u.dtype).max)
+    of_both = v / (u.abs() + b)
+    return of_both if needed[0] else None, u * of_both * b
 
 
 @slope_of(PiecewiseExp)
@@ -98,6 +100,12 @@ def _soft_sign(v: Tensor, u: Tensor, alpha: float) -> Tensor:
 @slope_of(FastSigmoid)
 def _fast_sigmoid(v: Tensor, u: Tensor, slope: float) -> Tensor:
     return twice_over(v, affine_of_abs(u, slope, 1.0))
+
+
+@fast(saturating, within=8)
+def _saturating(x: Tensor, k: Any) -> Tensor:
+    q = (x * k).abs_().add_(1)
+    return torch.div(x, q, out=q)
 
 
 @fast(bell, within=8)

@@ -1,7 +1,6 @@
 """`atan`."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,11 +48,8 @@ class Atan(HeavyTailedStep):
     """The operator of :func:`atan`."""
 
     decay = 2
-
-    @staticmethod
-    def homogeneous(z: Tensor, one: Any) -> Tensor:
-        w = z * (math.pi / 2)
-        return 0.5 / (one * one + w * w)
+    width = 2 / math.pi
+    distance = torch.hypot
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:

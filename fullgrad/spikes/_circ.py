@@ -1,7 +1,5 @@
 """`circ`."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -50,11 +48,7 @@ class Circ(HeavyTailedStep):
 
     in_pieces = True
     decay = 3
-
-    @staticmethod
-    def homogeneous(z: Tensor, one: Any) -> Tensor:
-        r = torch.rsqrt(one * one + z * z)
-        return r * r * r * 0.5
+    distance = torch.hypot
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Formulas that several surrogates share, as plain torch code that autograd may differentiate."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,41 @@ def clamp_to_finite(u: Tensor, factor: Any, reach: float = math.inf) -> Tensor:
     return clamp_within(u, reach / at_least(factor, reach / largest))
 
 
-def inverse_magnitude(u: Tensor, factor: Any) -> Tensor:
-    """The inverse of ``abs(u * factor)``, at most 1 and not 0, also at infinity: a constant."""
-    return 1 / torch.clamp((u * factor).detach().abs(), 1, torch.finfo(u.dtype).max / 4)
+def nearness(distance: Callable[[Tensor, Tensor], Tensor], u: Tensor, inverse_width: Any, width: float = 1.0) -> Tensor:
+    """``b / distance(u, b)`` for the width ``b = width / inverse_width``, where ``distance`` is homogeneous: from 1 down to 0."""
+    u, b, _ = in_units(u, inverse_width, width)
+    return b / distance(u, b)
+
+
+def in_units(u: Tensor, inverse_width: Any, width: float = 1.0) -> tuple[Tensor, Tensor, Any]:
+    """``u`` and the width ``width / inverse_width``, in a unit; and the inverse of the unit, a constant.
+
+    The unit is 1 if no derivative could over- or underflow on its way: a billion widths if these are tiny, as at the threshold a
+    derivative is multiplied by 0; and a width above 1 that has a derivative itself.
+    """
+    largest = torch.finfo(u.dtype).max / 4
+    if not isinstance(inverse_width, Tensor):
+        per_unit = at_least(inverse_width * 1e-9, 1.0)
+        # Not 0 and not infinite, for numbers that the dtype does not have.
+        b = at_least(-at_least(-width / inverse_width, -largest) * per_unit, 1 / largest)
+        u = u if per_unit.__class__ is float and per_unit == 1.0 else u * per_unit
+        return u, torch.full((), b, dtype=u.dtype, device=u.device), per_unit
+    largest = min(largest, torch.finfo(inverse_width.dtype).max / 4)
+    constant = torch.clamp(inverse_width.detach(), 1 / largest, largest)
+    per_unit = torch.maximum(constant * 1e-9, torch.clamp(constant, max=1))
+    return u * per_unit, torch.clamp(per_unit * width / inverse_width, 1 / largest, largest), per_unit
+
+
+def by_sum(u: Tensor, b: Tensor) -> Tensor:
+    """A distance from 0 with a corner there."""
+    return u.abs() + b
+
+
+def times(v: Tensor, q: Tensor, count: int) -> Tensor:
+    """``v * q ** count``, without a power, which would be 0 before the product is."""
+    for _ in range(count):
+        v = v * q
+    return v
 
 
 def clamp_within(u: Tensor, bound: Any) -> Tensor:
@@ -66,16 +99,17 @@ def right_or_left(right: Tensor, left: Tensor, u: Tensor, tie: float) -> Tensor:
     return where_right(right, u, tie) + where_left(left, u, tie)
 
 
-def saturating(x: Any, k: Any) -> Tensor:
-    """``x / (1 + k abs(x))`` for ``k`` that is not negative.
+@replaceable
+def saturating(x: Tensor, k: Any) -> Tensor:
+    """``x / (1 + k abs(x))`` for ``k`` that is not negative, and products that are finite.
 
     Far out the quotient has the derivative ``n - k abs(x) n^2 = n^2`` with ``n = 1 / (1 + k abs(x))``, which cancels; that of
     ``1 - n`` does not.
     """
-    z = abs(x) * k
-    n, far = 1 / (1 + z), z > 1
+    z = x.abs() * k
+    n, far = torch.reciprocal(1 + z), z > 1
     limit = torch.where(far, k, 1.0)
-    return torch.where(far, torch.sign(torch.as_tensor(x)) * (1 - n) / limit, x * n)
+    return torch.where(far, torch.sign(x) * (1 - n) / limit, x * n)
 
 
 def one_less_exp(x: Tensor) -> Tensor:

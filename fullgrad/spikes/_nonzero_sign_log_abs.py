@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import saturating
+from fullgrad.spikes._formulas import by_sum, clamp_to_finite, in_units, saturating
 from fullgrad.spikes._surrogate import ScaledStep
 
 
@@ -51,18 +51,22 @@ def nonzero_sign_log_abs(
 class NonzeroSignLogAbs(ScaledStep):
     """The operator of :func:`nonzero_sign_log_abs`."""
 
-    inverse_width = None  # the slope ends at 1 / abs(u), also where the product overflows
+    @classmethod
+    def bounded(cls, u: Tensor, *parameters: Any) -> Tensor:
+        return u  # the slope ends at 1 / abs(u), and is 0 at infinity
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         (alpha,) = parameters
-        return v * saturating(alpha, u.abs())
+        u, b, per_unit = in_units(u, alpha)
+        return (v if per_unit.__class__ is float and per_unit == 1.0 else v * per_unit) / by_sum(u, b)
 
     @classmethod
     def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
         (alpha,) = parameters
         needs_u, needs_alpha = needed
-        return cls.slope_times(v, u, alpha) if needs_u else None, v * saturating(u, alpha) if needs_alpha else None
+        by_alpha = v * saturating(clamp_to_finite(u, alpha), alpha) if needs_alpha else None
+        return cls.slope_times(v, u, alpha) if needs_u else None, by_alpha
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:

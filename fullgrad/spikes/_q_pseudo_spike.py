@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import holds
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import clamp_to_finite, one_less_exp
+from fullgrad.spikes._formulas import by_sum, clamp_to_finite, nearness, one_less_exp
 from fullgrad.spikes._surrogate import Step
 
 
@@ -65,21 +65,18 @@ class QPseudoSpike(Step):
 
     @classmethod
     def slope(cls, u: Tensor, alpha: Any) -> Tensor:
-        return torch.pow(cls._q(u, alpha), -alpha)
+        return torch.pow(cls._nearness(u, alpha), alpha)
 
     @classmethod
     def rise(cls, u: Tensor, alpha: Any) -> Tensor:
-        return torch.sign(u) * one_less_exp(torch.log1p(cls._widths(u, alpha)) * (alpha - 1)) * 0.5
+        return torch.sign(u) * one_less_exp(torch.log1p(u.abs() * (2 / (alpha - 1))) * (alpha - 1)) * 0.5
 
     @classmethod
     def rise_by(cls, i: int, u: Tensor, alpha: Any) -> Tensor:
-        q = cls._q(u, alpha)
-        return torch.sign(u) * torch.pow(q, 1 - alpha) * (torch.log(q) - 1 + 1 / q) * 0.5
+        p = cls._nearness(u, alpha)
+        return torch.sign(u) * torch.pow(p, alpha - 1) * (p - 1 - torch.log(p)) * 0.5
 
     @staticmethod
-    def _q(u: Tensor, alpha: Any) -> Tensor:
-        return QPseudoSpike._widths(u, alpha) + 1
-
-    @staticmethod
-    def _widths(u: Tensor, alpha: Any) -> Tensor:
-        return u.abs() * (2 / (alpha - 1))
+    def _nearness(u: Tensor, alpha: Any) -> Tensor:
+        """The inverse of ``q``, whose derivatives are not 0 before those of its powers are."""
+        return nearness(by_sum, u, 2 / (alpha - 1))

@@ -1,11 +1,9 @@
 """`soft_sign`."""
 
-from typing import Any
-
 from torch import Tensor
 
 from fullgrad.spikes._arguments import Parameter, checked_step
-from fullgrad.spikes._formulas import saturating
+from fullgrad.spikes._formulas import by_sum, saturating
 from fullgrad.spikes._surrogate import HeavyTailedStep
 
 
@@ -50,11 +48,7 @@ class SoftSign(HeavyTailedStep):
     """The operator of :func:`soft_sign`."""
 
     decay = 2
-
-    @staticmethod
-    def homogeneous(z: Tensor, one: Any) -> Tensor:
-        r = 1 / (one + z.abs())
-        return r * r * 0.5
+    distance = staticmethod(by_sum)
 
     @staticmethod
     def distribution(z: Tensor) -> Tensor:

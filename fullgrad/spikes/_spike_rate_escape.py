@@ -72,15 +72,17 @@ class SpikeRateEscape(Step):
 
     @staticmethod
     def rise_by(i: int, u: Tensor, beta: Any, slope: Any) -> Tensor:
+        # Integrals from 0 to u, without a difference of numbers that are nearly equal.
         below, above = torch.clamp(u, max=1), torch.clamp(u - 1, min=0)
-        if i == 1:
-            # The integral from 0 to u of exp(-beta |s - 1|), without a difference of numbers that are nearly equal.
-            up, down = torch.clamp(below, min=0), torch.clamp(below, max=0)
+        up, down = torch.clamp(below, min=0), torch.clamp(below, max=0)
+        if i == 1:  # of exp(-beta |s - 1|)
             grown = torch.exp((up - 1) * beta) * one_less_exp(up * beta)
             rise = torch.where(u >= 0, grown, -exp(-beta) * one_less_exp(-down * beta))
             return torch.where(u <= 1, rise, one_less_exp(above * beta) - expm1(-beta)) / beta
-        whole = _moment(torch.ones_like(u), beta)
-        return (torch.where(u <= 1, _moment(1 - below, beta), -_moment(above, beta)) - whole) * slope
+        # Of -|s - 1| exp(-beta |s - 1|), where |s - 1| is its smallest value and a rest.
+        grown = -torch.exp((up - 1) * beta) * ((1 - up) * one_less_exp(up * beta) / beta + _moment(up, beta))
+        rise = torch.where(u >= 0, grown, exp(-beta) * (one_less_exp(-down * beta) / beta + _moment(-down, beta)))
+        return torch.where(u <= 1, rise, -_moment(above, beta) - _moment(torch.ones_like(u), beta)) * slope
 
 
 # The series of the moment at 0, which has enough terms for float64 up to 1/2.

@@ -10,7 +10,7 @@ from torch import Tensor
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import if_recorded
 from fullgrad._core.opmath import to_opmath
-from fullgrad.spikes._formulas import clamp_to_finite, inverse_magnitude
+from fullgrad.spikes._formulas import clamp_to_finite, nearness, times
 from fullgrad.spikes._values import expanded, step, threshold_for
 
 
@@ -135,8 +135,13 @@ class ScaledStep(Step):
         needs_u, needs_alpha = needed
         if not needs_alpha:
             return cls.slope_times(v, u, alpha), None
-        of_both = v * cls.density(u * alpha)
-        return of_both * alpha if needs_u else None, u * of_both
+        of_both, of_u, of_alpha = cls.shared(v, u, alpha)
+        return of_both * of_u if needs_u else None, of_alpha * of_both
+
+    @classmethod
+    def shared(cls, v: Tensor, u: Tensor, alpha: Any) -> tuple[Tensor, Any, Tensor]:
+        """A factor of both terms, and the other factor of each."""
+        return v * cls.density(u * alpha), alpha, u
 
     @classmethod
     def rise(cls, u: Tensor, *parameters: Any) -> Tensor:
@@ -144,40 +149,27 @@ class ScaledStep(Step):
 
 
 class HeavyTailedStep(ScaledStep):
-    r"""A `ScaledStep` with a density that falls as a power, in the form :math:`f(z) = F(z, 1)`, where *F* is homogeneous:
-    :math:`F(z, 1) = s^{-k} F(z / s, 1 / s)` for every *s*.
+    r"""A `ScaledStep` with a slope that falls as a power of the distance from the threshold:
 
-    A subclass gives ``homogeneous``, *F*, and ``decay``, *k*. Powers of ``z`` overflow long before derivatives are 0, which then
-    lack their larger terms; so *s* is the magnitude of ``z``, and 1 in the middle. Nothing depends on *s*: it is a constant.
+    .. math::
+        d = \frac{\alpha}{2} q^k, \qquad q = b / h(u, b), \qquad b = c / \alpha
+
+    where *h* is *b* at the threshold and about :math:`|u|` far out. A subclass gives *k*, ``decay``, *c*, ``width``, and *h*,
+    ``distance``. As *q* and its derivatives have no power, nothing overflows or is 0 before the derivative itself.
     """
 
     decay: ClassVar[int]
-    homogeneous: ClassVar[Callable[[Tensor, Any], Tensor]]
-
-    @classmethod
-    def density(cls, z: Tensor) -> Tensor:
-        return cls.homogeneous(z, 1.0)
+    width: ClassVar[float] = 1.0
+    distance: ClassVar[Callable[[Tensor, Tensor], Tensor]]
 
     @classmethod
     def slope_times(cls, v: Tensor, u: Tensor, *parameters: Any) -> Tensor:
         (alpha,) = parameters
-        one = inverse_magnitude(u, alpha)
-        return cls._fallen(v, u * one, alpha, one) * (alpha * one)
+        q = nearness(cls.distance, u, alpha, cls.width)
+        return times(v, q, cls.decay - 1) * (q * (alpha * 0.5))
 
     @classmethod
-    def shape_terms(cls, needed: Sequence[bool], v: Tensor, u: Tensor, *parameters: Any) -> Sequence[Tensor | None]:
-        (alpha,) = parameters
-        needs_u, needs_alpha = needed
-        if not needs_alpha:
-            return cls.slope_times(v, u, alpha), None
-        one = inverse_magnitude(u, alpha)
-        near = u * one
-        of_both = cls._fallen(v, near, alpha, one)
-        return of_both * (alpha * one) if needs_u else None, near * of_both
-
-    @classmethod
-    def _fallen(cls, v: Tensor, near: Tensor, alpha: Any, one: Tensor) -> Tensor:
-        """``v`` times the density, and times the magnitude once."""
-        for _ in range(cls.decay - 1):
-            v = v * one
-        return v * cls.homogeneous(near * alpha, one)
+    def shared(cls, v: Tensor, u: Tensor, alpha: Any) -> tuple[Tensor, Any, Tensor]:
+        q = nearness(cls.distance, u, alpha, cls.width)
+        half = q * 0.5
+        return times(v, q, cls.decay - 1), half * alpha, half * u

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.func import grad, jvp
 
+import fullgrad
 from fullgrad._suite.cases.spikes import CASES
 from fullgrad.spikes import spike_rate_escape
 
@@ -100,7 +101,7 @@ ORDINARY = {
     "multi_gaussian": (1, 2, 3, 4, 6),
 }
 # Of these, derivatives by the parameter lose digits at every potential.
-CANCEL = tuple(ORDINARY)
+CANCEL = ("dspike", "q_pseudo_spike", "multi_gaussian", "sparse_fast_sigmoid")
 EXPONENTS = {torch.float32: (-20, -3, 0.2, 1.25, 4.1, 8.4, 10.3, 15.1, 20, 30), torch.float64: (-20, 1.25, 8.4, 15.1, 40, 80)}
 
 
@@ -238,6 +239,48 @@ def test_parameters_beyond_float32_as_numbers(name, number):
             torch.autograd.grad(g.sum(), v)
 
 
+HEAVY_TAILED = ["atan", "circ", "soft_sign", "fast_sigmoid", "nonzero_sign_log_abs"]
+
+
+@pytest.mark.parametrize("name", HEAVY_TAILED)
+@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("width", [1e20, 1e25])
+def test_tiny_widths(name, width, learned):
+    """Slopes of inverse widths whose squares overflow are exact, and none of the second derivatives is NaN."""
+    operator, rise, names = getattr(fullgrad.spikes, name), RISES[name], ["u", "alpha"]
+    for u in (0.0, 1e-26, -3e-21, 1e-15, -1.0, 1e10):
+        v, alpha = torch.tensor(u, requires_grad=True), torch.tensor(width, requires_grad=True)
+        leaves = (v, alpha) if learned else (v,)
+        x = [mp.mpf(v.item()), mp.mpf(alpha.item())]
+        expected, hessian = exact(rise, x, [STEP * (abs(x[0]) or 1 / x[1]), STEP * x[1]])
+        plain = torch.autograd.grad(operator(v, alpha if learned else width), leaves)
+        first = torch.autograd.grad(operator(v, alpha if learned else width), leaves, create_graph=True)
+        second = torch.autograd.grad(first[0], leaves)
+        for part, other, by, d in zip(plain, first, names, expected, strict=False):
+            assert not wrong(part.item(), d, 0, v.dtype), f"by {by} at {u}: {part.item()}, not {float(d)}"
+            assert not wrong(other.item(), d, 0, v.dtype), f"by {by} at {u}, recorded: {other.item()}, not {float(d)}"
+        for j, h in enumerate(second):
+            noise = abs(expected[0]) / (abs(x[j]) or 1 / x[1])
+            assert not wrong(h.item(), hessian[0, j], noise, v.dtype), (
+                f"{names[j]} at {u}: {h.item()}, not {float(hessian[0, j])}"
+            )
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_the_slope_that_ends_at_the_inverse_distance(learned):
+    """It is the inverse distance up to the largest number and 0 at infinity; by the width it is the inverse of that."""
+    v = torch.tensor([1e15, 1e38, -3e38, math.inf], requires_grad=True)
+    alpha = torch.tensor(100.0, requires_grad=learned)
+    for create_graph in (False, True):
+        y = fullgrad.spikes.nonzero_sign_log_abs(v, alpha if learned else 100.0).sum()
+        found = torch.autograd.grad(y, (v, alpha) if learned else v, create_graph=create_graph)
+        torch.testing.assert_close(found[0], 1 / v.abs(), rtol=1e-5, atol=3e-39)
+    for v in (1e15, 1e38, 3e38) if learned else ():
+        by_width = grad(fullgrad.spikes.nonzero_sign_log_abs, 1)(torch.tensor(v), alpha.detach())
+        plain = torch.autograd.grad(fullgrad.spikes.nonzero_sign_log_abs(torch.tensor(v), alpha), alpha)[0]
+        torch.testing.assert_close(torch.stack([by_width, plain]), torch.full((2,), 0.01))
+
+
 @pytest.mark.parametrize(("v", "beta"), [(-20.0, 1.0), (-10.0, 2.0), (-5.0, 5.0), (-1.5, 1.0)])
 def test_the_escape_rate_left_of_the_threshold(v, beta):
     """Its slope by the potential and the factor is the exponential, whichever comes first."""
@@ -245,3 +288,29 @@ def test_the_escape_rate_left_of_the_threshold(v, beta):
     for first, second in ((2, 0), (0, 2)):
         found = grad(grad(spike_rate_escape, first), second)(v, beta, factor)
         torch.testing.assert_close(found, torch.exp(beta * (v - 1)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0.5, 5.0, 20.0])
+@pytest.mark.parametrize("u", [-5.0, -1.5, -1e-4, 0.0, 1e-6, 0.3, 1.0, 1.2, 4.0])
+def test_the_escape_rate_by_its_width(u, beta):
+    """The integral differentiated with respect to beta keeps its digits, far below the threshold and next to it."""
+    v, b = torch.tensor(u), torch.tensor(beta)
+    x = [mp.mpf(v.item()), mp.mpf(b.item()), mp.mpf(25)]
+    (_, by_beta, _), hessian = exact(_of_escape, x, [STEP, STEP, STEP])
+    found = grad(spike_rate_escape, 1)(v, b)
+    assert abs(found.item() - by_beta) <= 1e-5 * abs(by_beta)
+    second = grad(grad(spike_rate_escape, 1), 1)(v, b)
+    assert abs(second.item() - hessian[1, 1]) <= 1e-4 * abs(hessian[1, 1])
+
+
+@pytest.mark.parametrize("v", [1e3, -1e8, 1e12, 1e18, -1e25])
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
+def test_the_power_of_q_pseudo_spike_far_out(alpha, v):
+    """Its slope, its integral by the exponent and the slope by the exponent are exact, where they are numbers of the dtype."""
+    leaves = torch.tensor(v, requires_grad=True), torch.tensor(alpha, requires_grad=True)
+    x = [mp.mpf(t.item()) for t in leaves]
+    expected, hessian = exact(RISES["q_pseudo_spike"], x, [STEP * abs(a) for a in x])
+    first = torch.autograd.grad(fullgrad.spikes.q_pseudo_spike(*leaves), leaves, create_graph=True)
+    second = torch.autograd.grad(first[0], leaves)
+    for found, d in zip((*first, *second), (*expected, hessian[0, 0], hessian[0, 1]), strict=True):
+        assert abs(found.item() - d) <= 1e-4 * abs(d) + 1e-40, f"{found.item()}, not {float(d)}"

@@ -30,7 +30,7 @@ from fullgrad._engine.guard import guard
 from fullgrad._engine.held import has_compiled_code, held, held_in, places, substituted
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import CAPTURED, is_differentiated, leaves_of, versions_of
-from fullgrad._engine.surroundings import Surroundings, changed
+from fullgrad._engine.surroundings import Surroundings, changed, in_graph
 from fullgrad._engine.watching import is_watched, seen, watching
 
 
@@ -59,7 +59,7 @@ class Closure:
         self.is_plain, self.surroundings = False, None
         # Whether a call is below transforms, where their tensors are numbers, and a result does not show that one was used.
         self.is_below = False
-        self.is_traced = is_tracing()  # in which constants are not noted
+        self.is_traced = in_graph()  # in which constants are not noted
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
 
     def look(self) -> None:
@@ -222,8 +222,8 @@ class Closure:
                 f"{self.name} uses a tensor of shape {tuple(tensor.shape)} that is none of its arguments, which compiled code "
                 "cannot follow. Pass it as an argument."
             )
-        if level_of(tensor) or tensor.is_inference() or is_tracing():
-            if not noting and level_of(tensor) and not self.is_traced and not is_tracing() and self._is_new(tensor, function):
+        if level_of(tensor) or tensor.is_inference() or in_graph():
+            if not noting and level_of(tensor) and not self.is_traced and not in_graph() and self._is_new(tensor, function):
                 raise self._exchanged(tensor)
             return tensor
         ref, version = self.constants.get(id(tensor), (None, 0))
@@ -453,7 +453,7 @@ def follow_in_graphs(name: str, argument: str, function: Any) -> None:
 
 def refuse_in_graphs(name: str, argument: str, function: Any) -> None:
     """Refuse a function that holds tensors, if code is traced, in whose graph they would be constants."""
-    if not is_tracing():
+    if not in_graph():
         return
     modules, tensors = held(function)
     if any(has_data(innermost(t)) for t in [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]):

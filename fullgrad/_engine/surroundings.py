@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from fullgrad._dispatch import is_differentiating, is_tracing
+from fullgrad._dispatch import is_differentiating, is_recorded
 from fullgrad._engine.held import Place, content, places
 
 _PLAIN = (int, float, complex, str, type(None))
@@ -25,7 +25,7 @@ class Surroundings:
         self.label = label
         self.variables: list[Place] = []
         self.versions: list[tuple[weakref.ref[Tensor], int]] = []
-        if is_tracing():
+        if in_graph():
             return
         found = places(*functions)
         modules = (
@@ -62,6 +62,11 @@ class Surroundings:
             return function(*args)
 
         return checked
+
+
+def in_graph() -> bool:
+    """Whether calls are recorded for a graph. Other dispatch modes, such as a counter of operations, see numbers."""
+    return is_dynamo_compiling() or is_recorded()
 
 
 def surroundings_of(label: str, function: Any) -> Surroundings | None:

@@ -377,6 +377,19 @@ def test_constants_in_calls_that_a_mode_watches(name, where):
         torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], c)
 
 
+@pytest.mark.parametrize("name", [name for name in MADE_OF_FUNCTIONS if name != "custom_gradient"])
+def test_a_counter_of_operations_hides_no_change(name):
+    """A constant that changes in place before the derivative is refused, as outside of the mode; one that stays is no error."""
+    c, x = torch.full((2,), 3.0, dtype=torch.float64), X.clone().requires_grad_()
+    op = MADE_OF_FUNCTIONS[name](lambda x: c * x, lambda x: c)
+    with FlopCounterMode(display=False):
+        torch.autograd.grad(op(x).sum(), x)
+        y = op(x)
+        c.mul_(2)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            torch.autograd.grad(y.sum(), x)
+
+
 class Encoder(nn.Module):
     """A module that keeps a queue, and a part that another loss trains."""
 

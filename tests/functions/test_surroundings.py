@@ -215,6 +215,25 @@ def test_draws_where_a_derivative_is_taken_elsewhere(where, what):
         torch.testing.assert_close(found(lambda x: fullgrad.checkpoint(f, x)), expected)
 
 
+def _by_tangents(f):
+    op = fullgrad.custom_jvp(f)
+    op.defjvp(lambda p, t: jvp(f, p, t))
+    return op
+
+
+@pytest.mark.parametrize("op", [_by_tangents, lambda f: fullgrad.with_reference(f, f, vmap_method="map")])
+def test_draws_that_differ_in_a_batch_of_gradients_are_refused(op):
+    """A rule and a reference draw what the function drew, or raise."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.manual_seed(1)
+    drawn = torch.rand(3, 4).double()
+    torch.manual_seed(1)
+    torch.testing.assert_close(batch_of_gradients(op(lambda x: x * torch.rand(3, 4)), x)[0], drawn)
+    with pytest.raises(NotImplementedError, match="draws other ones inside of a transform than outside"):
+        batch_of_gradients(op(DRAWING["not contiguous"]()), x)
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_rules_compute_in_the_autocast_of_the_call(name):
     """A backward outside of autocast is the one of a call inside."""

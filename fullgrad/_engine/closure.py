@@ -182,8 +182,8 @@ class Closure:
         return {id(t): self.noted(t) for t in found if substituted(function, {id(t): stand_ins[id(t)]}) is not function}
 
     def _is_found(self) -> bool:
-        """Whether the walk alone says which tensors matter: if none does, or around compiled code, into which no mode looks, if
-        all are of modules. They are noted then, also those that a call does not use.
+        """Whether the walk alone says which tensors matter: if none does, or around compiled code, into which no mode looks.
+        They are noted then, also those that a call does not use.
         """
         if is_watched() or self.is_below or is_compiling():  # a graph would have a constant as it is now
             return False
@@ -193,7 +193,7 @@ class Closure:
         matter = [t for t, need in zip(tensors, needed, strict=True) if need or level_of(t)]
         if not matter:
             return True
-        if not all(id(t) in self.of_modules for t in matter) or not has_compiled_code(self.functions, self.places):
+        if not has_compiled_code(self.functions, self.places):
             return False
         held = {id(t) for t in self.held}
         for t in matter:
@@ -204,6 +204,9 @@ class Closure:
 
     def _with_modules(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         """``function(*given)`` while modules have the tensors of the call, and values in the places of those that were noted."""
+        if values:
+            others = {id(t): value for t, value in self._others(values) if id(t) not in self.of_modules}
+            function = substituted(function, others) if others else function
         named = [(m, {k: values[t] if isinstance(t, int) else t for k, t in state.items()}) for m, state in self.states]
         changed = [(m, {k: t for k, t in state.items() if now.get(k) is not t}) for m, state in named for now in [state_of(m)]]
         return run_with_states([(m, state) for m, state in changed if state], lambda: function(*given))

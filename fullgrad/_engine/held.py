@@ -77,7 +77,7 @@ def _is_compiled(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and "_torchdynamo_orig_callable" in vars(value)
 
 
-def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] = frozenset()) -> Any:
+def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] = frozenset(), compiled: bool = False) -> Any:
     """A function with other tensors, by the identity of those that its variables, globals, defaults and bound arguments have.
 
     It is a copy where something changes: nobody else calls it, so that nothing is put back.
@@ -86,24 +86,24 @@ def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] =
         return others.get(id(value), value)
     kind = value.__class__
     if kind is tuple:
-        items = tuple([substituted(v, others, seen) for v in value])
+        items = tuple([substituted(v, others, seen, compiled) for v in value])
         return value if _same(items, value) else items
     if kind is types.MethodType:
-        function = substituted(value.__func__, others, seen)
+        function = substituted(value.__func__, others, seen, compiled)
         return value if function is value.__func__ else types.MethodType(function, value.__self__)
     if kind is functools.partial:
         parts, n = (value.func, *value.args, *value.keywords.values()), len(value.args)
-        function, *args = substituted(parts, others, seen)
+        function, *args = substituted(parts, others, seen, compiled)
         keywords = dict(zip(value.keywords, args[n:], strict=True))
         return value if _same((function, *args), parts) else functools.partial(function, *args[:n], **keywords)
     if kind is not types.FunctionType or id(value) in seen:
         return value
-    seen = seen | {id(value)}
-    cells = [_substituted_cell(cell, others, seen) for cell in value.__closure__ or ()]
-    defaults, space = substituted(value.__defaults__, others, seen), value.__globals__
-    if not _is_library(value.__module__ or ""):
+    seen, compiled = seen | {id(value)}, compiled or _is_compiled(value)
+    cells = [_substituted_cell(cell, others, seen, compiled) for cell in value.__closure__ or ()]
+    defaults, space = substituted(value.__defaults__, others, seen, compiled), value.__globals__
+    if not compiled and not _is_library(value.__module__ or ""):  # Dynamo has the globals of the code that it has compiled
         found = {name: space[name] for name in names_in(value.__code__).globals if name in space}
-        changed = {k: v for k, v in ((k, substituted(v, others, seen)) for k, v in found.items()) if v is not found[k]}
+        changed = {k: v for k, v in ((k, substituted(v, others, seen, compiled)) for k, v in found.items()) if v is not found[k]}
         space = {**space, **changed} if changed else space
     if defaults is value.__defaults__ and space is value.__globals__ and _same(cells, value.__closure__ or ()):
         return value
@@ -113,12 +113,12 @@ def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] =
     return copy
 
 
-def _substituted_cell(cell: Any, others: Mapping[int, Tensor], seen: frozenset[int]) -> Any:
+def _substituted_cell(cell: Any, others: Mapping[int, Tensor], seen: frozenset[int], compiled: bool) -> Any:
     try:
         content = cell.cell_contents
     except ValueError:  # a name that has no value yet
         return cell
-    found = substituted(content, others, seen)
+    found = substituted(content, others, seen, compiled)
     return cell if found is content else types.CellType(found)
 
 

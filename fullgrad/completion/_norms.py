@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import below_transforms, innermost
 from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes
 
 
@@ -57,11 +56,6 @@ def _batch_norm(
     own = accumulated(x)
     if training:
         y, mean, inverse = _normalized(own, dims, eps)
-        count = x.numel() // x.shape[1]
-        variance = inverse.pow(-2) - eps
-        for kept, new in ((running_mean, mean), (running_var, variance * (count / max(count - 1, 1)))):
-            if kept is not None:
-                _update(kept, new.reshape(-1), momentum)
         saved = _stored(mean.reshape(-1), x), _stored(inverse.reshape(-1), x)
     else:
         mean, variance = running_mean, running_var
@@ -72,20 +66,6 @@ def _batch_norm(
     y = y if weight is None else y * weight.reshape(shape)
     y = y if bias is None else y + bias.reshape(shape)
     return y.to(x.dtype), *saved
-
-
-def _update(kept: Tensor, new: Tensor, momentum: float) -> None:
-    if innermost(new).shape != innermost(kept).shape:
-        raise RuntimeError(
-            "Batch norm got a batched tensor, and running statistics that are not batched, which it would update in place. "
-            "Set track_running_stats=False, or call .eval()."
-        )
-
-    def update() -> None:
-        with torch.no_grad():
-            innermost(kept).lerp_(innermost(new).detach().to(kept.dtype), momentum)
-
-    below_transforms(update)
 
 
 @completes("cudnn_batch_norm", WRONG, issue=196699)

@@ -5,11 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, completes
+from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward
 
 
 def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
     """The reduction of ``source[..., chosen[i]]`` with ``own[..., i]``; of nothing it is the latter."""
+    own, source = accumulated(own), accumulated(source)
     counts, every = chosen.sum(-1), source.unsqueeze(-2)
     kept = torch.ones_like(counts, dtype=torch.bool).unsqueeze(-1) if include_self else counts.unsqueeze(-1) == 0
     if reduce == "mean":
@@ -59,6 +61,11 @@ def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: st
     chosen = _within(index, x.shape[dim]).reshape(1, -1) == torch.arange(x_.shape[-1], device=x.device).unsqueeze(-1)
     chosen = chosen.expand(*x_.shape, chosen.shape[-1])
     return _combined(x_, source_, chosen, reduce, include_self).movedim(-1, dim).to(x.dtype)
+
+
+@completes_backward("_segment_reduce_backward")
+def _segment_reduce_backward(g: Tensor, y: Tensor, x: Tensor, reduce: str, **options: Any) -> Tensor:
+    return pulled_back(lambda x: _segment_reduce(x, reduce, **options), (x,), (0,), g)[0]
 
 
 @completes("segment_reduce", NO_SECOND, batched=True)

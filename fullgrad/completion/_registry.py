@@ -33,7 +33,25 @@ class Completed(NamedTuple):
     issue: int | None = None
 
 
+class Drawn(NamedTuple):
+    """What a formula returns that has drawn random numbers, whose value is not computed again."""
+
+    value: Any
+
+
 COMPLETED: dict[str, Completed] = {}
+# Operators that torch's backwards call, which have no derivative, by their names. Their formulas are for eager code.
+BACKWARDS: dict[str, Callable[..., Any]] = {}
+
+
+def completes_backward(name: str) -> Callable[[Any], Any]:
+    """A decorator that enters the formula of an operator that torch's backward calls."""
+
+    def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
+        BACKWARDS[name] = formula
+        return formula
+
+    return enter
 
 
 def completes(

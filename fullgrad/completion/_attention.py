@@ -149,6 +149,14 @@ def _backward_of_efficient(
     return [y if needed else None for y, needed in zip(found, is_needed, strict=True)]
 
 
+@completes_backward("_scaled_dot_product_fused_attention_overrideable_backward")
+def _backward_of_others(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
+    found = _backward(g, q, k, v, args[0], args[8], args[9], scale)
+    if found is NotImplemented:
+        return found
+    return [y if needed else None for y, needed in zip(found, args[1], strict=True)]
+
+
 @completes_backward("_scaled_dot_product_cudnn_attention_backward")
 def _backward_of_cudnn(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
     found = _backward(g, q, k, v, args[4], args[9], args[10], scale)

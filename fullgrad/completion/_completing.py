@@ -212,6 +212,8 @@ def _installed() -> torch.library.Library:
         for name, op in _overloads().items():
             own = COMPLETED[name]
             for backend in _BACKENDS if own.lacks != NO_VMAP else ():
+                if own.lean is not None and backend == "CPU":
+                    continue  # what its steps call there is completed, too
                 key = f"Autograd{backend}"
                 enter(op, key, _kernel(torch_kernel(op, key), own))
             if own.batched:

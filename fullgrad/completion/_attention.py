@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core.autocast import is_autocast
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import has_data, innermost
-from fullgrad.completion._registry import NO_SECOND, WRONG, Drawn, accumulated, completes, completes_backward
+from fullgrad.completion._registry import NO_SECOND, WRONG, Whole, accumulated, completes, completes_backward
 from fullgrad.functions import checkpoint
 
 # Below so many queries the numbers of all pairs are kept, and a block has about as many queries as numbers of a query.
@@ -54,7 +54,7 @@ def _by_blocks(
     if query.is_nested or key.is_nested or value.is_nested or (is_causal and attn_mask is not None):
         return NotImplemented
     if dropout_p:  # torch's own mathematics, since numbers are drawn
-        return Drawn(
+        return Whole(
             torch.ops.aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
@@ -65,7 +65,8 @@ def _by_blocks(
         own_key, own_value = [v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (own_key, own_value)]
     n = query.shape[-2]
     if size is None or n <= size:
-        return _rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype)
+        y = _rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype)
+        return y if attn_mask is None or attn_mask.ndim > 1 else Whole(y)  # torch's kernel takes no mask of one dimension
     found = []
     for first in range(0, n, size):
         part = attn_mask

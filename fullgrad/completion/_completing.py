@@ -19,12 +19,13 @@ from fullgrad._dispatch import (
     forget_kernels,
     forward_mode_is_on,
     has_tangent,
+    innermost,
     set_graph_cache,
     torch_kernel,
     transforms_active,
 )
 from fullgrad.completion._checks import check_arguments
-from fullgrad.completion._registry import BACKWARDS, COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_VMAP, Completed, Drawn
+from fullgrad.completion._registry import BACKWARDS, COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_VMAP, Completed, Whole
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -279,7 +280,7 @@ def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) ->
         found = own.formula(*args, **kwargs)
         if found is NotImplemented:
             raise NotImplementedError(f"{op.name()} cannot be batched with these arguments.")
-        return found.value if isinstance(found, Drawn) else found
+        return found.value if isinstance(found, Whole) else found
 
     return kernel
 
@@ -310,7 +311,7 @@ def _completed(original: Callable[..., Any], formula: Callable[..., Any], args: 
         raise
     if found is NotImplemented:
         return original(*args, **kwargs)
-    if isinstance(found, Drawn):
+    if isinstance(found, Whole):
         return found.value
     if not has_value:
         return found
@@ -342,7 +343,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def _detached(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach()
+        if value.is_floating_point() or value.is_complex():
+            return value.detach()
+        # Kernels read sizes on the host, which a tensor at a level of transforms hides.
+        return value if "Vmap" in active_transforms() else innermost(value)
     return [_detached(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -394,7 +398,7 @@ class _Given(torch.autograd.Function):
             found = of_tensors(tensors)
             if found is NotImplemented:
                 raise NotImplementedError("torch has no derivative of its operator with these arguments, nor has completing.")
-            leaves = flattened(found.value if isinstance(found, Drawn) else found)[0]
+            leaves = flattened(found.value if isinstance(found, Whole) else found)[0]
             return tuple([leaves[i] for i in differ])
 
         gradients = dict(zip(where, pulled_back(formula, tensors, where, tuple([cotangents[i] for i in differ])), strict=True))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.completion._products import exponents, product, times_power
+from fullgrad.completion._products import exponents, times_power
 from fullgrad.completion._registry import NO_FORWARD, WRONG, WRONG_FORWARD, completes
 
 
@@ -67,7 +67,7 @@ def _balanced(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_factors(a: Tensor) -> Tensor:
     _, _, diagonal, sign = _lu(a)
-    return sign * product(diagonal)
+    return sign * diagonal.prod(-1)
 
 
 @completes("_linalg_slogdet", WRONG, issue=196697)

@@ -41,7 +41,7 @@ def _normalized(x: Tensor) -> tuple[Tensor, Tensor]:
     return times_power(x, -exponent), exponent
 
 
-def product(x: Tensor) -> Tensor:
+def _product(x: Tensor) -> Tensor:
     """The product of the last dimension, in halves."""
     if not x.shape[-1]:
         return torch.ones(x.shape[:-1], dtype=x.dtype, device=x.device)
@@ -61,14 +61,14 @@ def product(x: Tensor) -> Tensor:
 def _prod(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     if _is_left_out(x, dtype):
         return NotImplemented
-    return product(x.to(dtype or x.dtype).reshape(-1))
+    return _product(x.to(dtype or x.dtype).reshape(-1))
 
 
 @completes("prod.dim_int", _WRONG_AT_0)
 def _prod_of_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     if _is_left_out(x, dtype) or not x.ndim:
         return NotImplemented
-    y = product(x.to(dtype or x.dtype).movedim(dim, -1))
+    y = _product(x.to(dtype or x.dtype).movedim(dim, -1))
     return y.unsqueeze(dim) if keepdim else y
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import innermost
-from fullgrad.completion._registry import NO_BATCH, NO_FORWARD, Drawn, completes, completes_backward
+from fullgrad.completion._registry import NO_BATCH, NO_FORWARD, Whole, completes, completes_backward
 
 # A step takes the input's part of the gates, the states, and the weights and biases of the states.
 State = tuple[Tensor, ...]
@@ -96,7 +96,7 @@ def _of_one_length(step: Step, x: Tensor, states: Sequence[Tensor], *args: Any) 
     walk = _Walk(step, *options)
     y, *last = walk(x.transpose(0, 1) if batch_first else x, states, _through_time)
     found = (y.transpose(0, 1) if batch_first else y), *last
-    return Drawn(found) if walk.draws else found
+    return Whole(found) if walk.draws else found
 
 
 def _packed(step: Step, x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *args: Any) -> Any:
@@ -119,7 +119,7 @@ def _packed(step: Step, x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor]
         return torch.cat(found[::-1] if is_reversed else found), last
 
     walk = _Walk(step, *args)
-    return Drawn(walk(x, states, run)) if walk.draws else walk(x, states, run)
+    return Whole(walk(x, states, run)) if walk.draws else walk(x, states, run)
 
 
 @completes_backward("_cudnn_rnn_backward")
@@ -171,23 +171,25 @@ _completes_one_state("rnn_relu", _relu_step)
 
 
 @completes("_pack_padded_sequence", NO_FORWARD, batched=True)
-def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     counts: list[int] = innermost(lengths).tolist()
     if any(a < b for a, b in itertools.pairwise(counts)) or min(counts) <= 0 or len(counts) != x.shape[0 if batch_first else 1]:
         return NotImplemented  # torch has the words
     steps = x.unbind(1 if batch_first else 0)
     sizes = [sum(n > t for n in counts) for t in range(counts[0])]
-    return torch.cat([step[:n] for step, n in zip(steps, sizes, strict=False)]), torch.tensor(sizes)
+    # torch's kernel of what comes next reads the sizes, which are to be at no level of transforms.
+    return Whole((torch.cat([step[:n] for step, n in zip(steps, sizes, strict=False)]), torch.tensor(sizes)))
 
 
 @completes("_pad_packed_sequence", NO_BATCH, batched=True)
-def _pad(x: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> tuple[Tensor, Tensor]:
+def _pad(x: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> Any:
     sizes: list[int] = innermost(batch_sizes).tolist()
     if 0 < total_length < len(sizes):
         return NotImplemented
     steps = [_filled(part, sizes[0], padding_value) for part in x.split(sizes)]
     steps += [torch.full_like(steps[0], padding_value)] * (total_length - len(sizes))
-    return torch.stack(steps, 1 if batch_first else 0), torch.tensor([sum(n > i for n in sizes) for i in range(sizes[0])])
+    lengths = torch.tensor([sum(n > i for n in sizes) for i in range(sizes[0])])
+    return Whole((torch.stack(steps, 1 if batch_first else 0), lengths))
 
 
 def _filled(part: Tensor, count: int, value: float) -> Tensor:

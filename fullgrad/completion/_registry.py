@@ -33,8 +33,10 @@ class Completed(NamedTuple):
     issue: int | None = None
 
 
-class Drawn(NamedTuple):
-    """What a formula returns that has drawn random numbers, whose value is not computed again."""
+class Whole(NamedTuple):
+    """What a formula returns whose value is to stay: it has drawn random numbers or copies some, or torch's kernel takes no such
+    arguments.
+    """
 
     value: Any
 

@@ -36,7 +36,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, first: int | None) 
 def _rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int | None) -> Tensor:
     scores = _scores(query, key, mask, first)
     weights = torch.softmax(scores, -1) if mask is None else _safe(scores)
-    return weights @ value
+    return torch.where(scores == -torch.inf, 0, weights) @ value  # what is no number is none in what sees it alone
 
 
 def _by_blocks(
@@ -108,7 +108,8 @@ def _attention_on_cpu(
     own_query, own_key, own_value = map(accumulated, (query, key, value))
     scaled = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     scores = _scores(scaled, own_key, attn_mask, 0 if is_causal else None)
-    return (_safe(scores) @ own_value).to(query.dtype), torch.logsumexp(scores, -1)
+    weights = torch.where(scores == -torch.inf, 0, _safe(scores))
+    return (weights @ own_value).to(query.dtype), torch.logsumexp(scores, -1)
 
 
 def _backward(g: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any) -> tuple[Any, ...]:

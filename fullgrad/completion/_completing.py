@@ -25,7 +25,7 @@ from fullgrad._dispatch import (
     transforms_active,
 )
 from fullgrad.completion._checks import check_arguments
-from fullgrad.completion._registry import BACKWARDS, COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_VMAP, Completed, Whole
+from fullgrad.completion._registry import BACKWARDS, COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_VMAP, Completed, Whole, valued
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -322,15 +322,7 @@ def _completed(original: Callable[..., Any], formula: Callable[..., Any], args: 
 
 
 def _with_value(y: Any, value: Any) -> Any:
-    """A tensor with the numbers of another, and its own derivatives.
-
-    The copy saves nothing for a derivative, and what is written below a detached tensor is seen by no transform.
-    """
-    if not isinstance(y, Tensor) or not _is_differentiated(y):
-        return value
-    y = y.clone()
-    y.detach().copy_(value)
-    return y
+    return valued(y, value) if isinstance(y, Tensor) and _is_differentiated(y) else value
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

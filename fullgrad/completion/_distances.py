@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_SECOND, completes, completes_backward
+from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, valued
 
 
 def _largest(size: Tensor) -> Tensor:
     """The largest number, whose slope is 1 by each that is as large, as in torch."""
     most = size.detach().amax(-1)
-    y = torch.where(size == most.unsqueeze(-1), size, 0).sum(-1)
-    y.detach().copy_(most)
-    return y
+    return valued(torch.where(size == most.unsqueeze(-1), size, 0).sum(-1), most)
 
 
 def _norm(d: Tensor, p: float) -> Tensor:

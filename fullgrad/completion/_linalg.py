@@ -60,7 +60,9 @@ def _balanced(a: Tensor) -> tuple[Tensor, Tensor]:
     """
     total: Any = 0
     for dim in (-1, -2, -1, -2):
-        exponent = exponents(a.abs().amax(dim, keepdim=True))
+        size = a.detach().abs().amax(dim, keepdim=True)
+        size = torch.where(size == 0, size.amax((-1, -2), keepdim=True), size)  # zeros are as large as the others
+        exponent = exponents(size)
         a, total = times_power(a, -exponent), total + exponent.sum((-1, -2))
     return a, total
 

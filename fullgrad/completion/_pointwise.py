@@ -16,7 +16,8 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 
 @completes("hardsigmoid", NO_SECOND)
 def _hardsigmoid(x: Tensor) -> Tensor:
-    return torch.where(x >= 3, 1, torch.where(x <= -3, 0, (accumulated(x) + 3) / 6)).to(x.dtype)
+    ends = torch.nn.functional.hardtanh((x.detach() + 3) / 6, 0, 1)
+    return torch.where((x > -3) & (x < 3), (accumulated(x) + 3) / 6, ends).to(x.dtype)
 
 
 @completes_backward("hardsigmoid_backward")

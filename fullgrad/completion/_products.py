@@ -45,13 +45,22 @@ def _product(x: Tensor) -> Tensor:
     """The product of the last dimension, in halves."""
     if not x.shape[-1]:
         return torch.ones(x.shape[:-1], dtype=x.dtype, device=x.device)
-    dtype, (x, exponent), step = x.dtype, _normalized(accumulated(x)), 0
+    dtype, x, step = x.dtype, accumulated(x), 0
+    exponent = exponents(x)
+    zeros = x.detach() == 0  # whose exponents may be any: such that the product is no power
+    others = torch.where(zeros, 0, exponent).sum(-1, keepdim=True)
+    exponent = torch.where(zeros, -others.div(zeros.sum(-1, keepdim=True).clamp(min=1), rounding_mode="floor"), exponent)
     total = exponent.sum(-1)
+    if x.shape[-1] <= 2**_STEPS:  # few factors have equal parts of the power, as what comes back passes one of them
+        place = torch.arange(x.shape[-1] + 1, device=x.device) * total.unsqueeze(-1)
+        part = place.div(x.shape[-1], rounding_mode="floor").diff(dim=-1)
+        exponent, total = exponent - part, torch.zeros_like(total)
+    x = times_power(x, -exponent)
     while (n := x.shape[-1]) > 1:
         half, step = n // 2, step + 1
         pairs = x[..., :half] * x[..., half : 2 * half]
         x = torch.cat([pairs, x[..., 2 * half :]], -1) if n % 2 else pairs
-        if step % _STEPS == 0:
+        if step % _STEPS == 0 and x.shape[-1] > 1:
             x, exponent = _normalized(x)
             total = total + exponent.sum(-1)
     return times_power(x.squeeze(-1), total).to(dtype)

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward, valued
+
+
+def _extreme(x: Tensor, dim: int, function: Any) -> Tensor:
+    """The largest or smallest numbers. Equal ones share the slope, and so do those that are no numbers, as in torch."""
+    value = function(x.detach(), dim)
+    whole = value.unsqueeze(dim)
+    is_one = (x == whole) | (x.isnan() & whole.isnan())
+    return valued(torch.where(is_one, x / is_one.sum(dim, keepdim=True), 0).sum(dim), value)
 
 
 def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
@@ -95,7 +103,7 @@ def _segment_reduce(
     first = torch.full_like(parts.narrow(axis + 1, 0, 1) if x.shape[axis] else parts.sum(axis + 1, keepdim=True), neutral)
     parts = torch.cat([parts, first if initial is None else torch.full_like(first, initial)], axis + 1)
     if reduce in ("max", "min"):
-        return (torch.amax if reduce == "max" else torch.amin)(parts, axis + 1)
+        return _extreme(parts, axis + 1, torch.amax if reduce == "max" else torch.amin)
     if reduce == "prod":
         return torch.prod(parts, axis + 1)
     total, count = parts.sum(axis + 1), chosen.sum(axis + 1)

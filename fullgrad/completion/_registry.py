@@ -68,6 +68,16 @@ def completes(
     return enter
 
 
+def valued(y: Tensor, value: Tensor) -> Tensor:
+    """A tensor with the numbers of another, and its own derivatives.
+
+    The copy saves nothing for a derivative, and what is written below a detached tensor is seen by no transform.
+    """
+    y = y.to(value.dtype, copy=True)
+    y.detach().copy_(value)
+    return y
+
+
 def accumulated(x: Tensor) -> Tensor:
     """The tensor in the precision of sums: half precision in float32."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

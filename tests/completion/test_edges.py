@@ -1,6 +1,7 @@
 """Edges at which formulas might differ from torch inside `completing`: bounds, infinities, nothing at all, wrong arguments."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 
 import fullgrad
+from fullgrad._dispatch import pytree
+from fullgrad.completion import _completing
+from tests.completion.test_completing import CALLS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -232,3 +236,200 @@ def test_conditions_of_a_batch():
         torch.testing.assert_close(found, torch.stack([grad(loss)(a, b) for a, b in zip(x, v, strict=True)]))
         rows = vmap(lambda x: torch.unbind_copy(x)[1])(x)
         assert torch.equal(rows, x[:, 1])
+
+
+# --- Never worse than torch -------------------------------------------------------------------------------------------------
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+UNITS = (1e-30, 1e-8, 1.0, 1e8, 1e30)
+
+
+def with_nan(x):
+    """A copy whose first number is none."""
+    x = x.clone()
+    x.view(-1)[0] = math.nan
+    return x
+
+
+def tensors_of(function, *args):
+    return [v for v in pytree.tree_leaves(function(*args)) if isinstance(v, torch.Tensor)]
+
+
+# torch alone computes a mask of one dimension only where it needs a gradient.
+@pytest.mark.parametrize("name", [n for n in CALLS if n != "scaled_dot_product_attention, groups"])
+def test_the_value_is_torchs_at_every_scale(name):
+    """Under a transform it is that of torch's own kernel, to the last bit, in every dtype and where a number is NaN."""
+    f, x = CALLS[name]
+    seen = 0
+    for dtype in DTYPES:
+        for own in [v for unit in UNITS for v in ((x * unit).to(dtype), with_nan((x * unit).to(dtype)))]:
+            try:
+                expected = tensors_of(f, own)
+            except (RuntimeError, ValueError):
+                continue  # what torch does not compute
+            seen += 1
+            with fullgrad.completing():
+                found = tensors_of(lambda x: jvp(f, (x,), (x.cos(),))[0], own)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert seen
+
+
+# Functions of tensors, their arguments, and the gradients of the sum.
+HALF, FULL = torch.tensor([300, 1 / 300, 300, 1 / 300], dtype=torch.float16), torch.tensor([1e30, 1e-30, 1e30, 1e-30])
+UNLIKE = torch.diag(torch.tensor([1e8, 1, 1, 1, 1]))
+GRADIENTS = {
+    "determinant of unlike scales": (torch.linalg.det, UNLIKE, torch.diag(torch.tensor([1, 1e8, 1e8, 1e8, 1e8]))),
+    "determinant in float64": (torch.linalg.det, UNLIKE.double(), torch.diag(torch.tensor([1, 1e8, 1e8, 1e8, 1e8])).double()),
+    "determinant with a small row": (
+        lambda x: torch.linalg.det(x),
+        torch.diag(torch.tensor([1e-30, 1, 0, 3, 1e30])),
+        torch.diag(torch.tensor([0, 0, 3, 0, 0.0])),
+    ),
+    "product in half precision": (torch.prod, HALF, HALF.flip(0)),
+    "product that overflows between": (torch.prod, FULL, FULL.flip(0)),
+    "product next to a small zero": (
+        lambda x: x.prod(0),
+        torch.tensor([[1e-30, 0.0, 2e-30], [0.0, 3e-30, -1e-30]]),
+        torch.tensor([[0.0, 3e-30, -1e-30], [1e-30, 0.0, 2e-30]]),
+    ),
+    "cumulative product": (lambda x: x.cumprod(0)[3], FULL[[0, 1, 1, 0]], FULL[[1, 0, 0, 1]]),
+    "margin of 0": (lambda x: F.multi_margin_loss(x, torch.tensor([0])), torch.tensor([[2.0, 1.0]]), torch.zeros(1, 2)),
+    "margin of 0 of several labels": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([[0, -1]])),
+        torch.tensor([[2.0, 1.0]]),
+        torch.zeros(1, 2),
+    ),
+    "infinite error": (
+        lambda x: F.huber_loss(x, torch.zeros(3), delta=3.0, reduction="sum"),
+        torch.tensor([math.inf, -math.inf, 1.0]),
+        torch.tensor([3.0, -3.0, 1.0]),
+    ),
+    "an end that is no number": (F.hardsigmoid, torch.tensor([math.nan, -3.0, 3.0]), torch.zeros(3)),
+    "the largest of equal distances": (
+        lambda x: torch.cdist(x, torch.zeros(1, 2), p=math.inf),
+        torch.tensor([[3.0, 3.0], [1.0, 2.0]]),
+        torch.tensor([[1.0, 1.0], [0.0, 1.0]]),
+    ),
+    "the largest of equal rows": (
+        lambda w: F.embedding_bag(torch.tensor([[0, 1]]), w, mode="max"),
+        torch.ones(2, 2),
+        torch.tensor([[1.0, 1.0], [0.0, 0.0]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_at_scales_and_kinks(name):
+    """They are finite numbers where the operator has them, and torch's at a kink."""
+    f, x, expected = GRADIENTS[name]
+    loss = lambda x: f(x).sum()  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(grad(loss)(x), expected, rtol=1e-3, atol=0)
+        slope = jvp(loss, (x,), (torch.ones_like(x),))[1]
+        torch.testing.assert_close(slope, expected.sum(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_derivatives_of_long_products_in_half_precision(dtype):
+    """A thousand factors near 1 lose no digits between."""
+    x = (1 + torch.linspace(-0.05, 0.05, 1000)).to(dtype)
+    with fullgrad.completing():
+        for f in (torch.prod, lambda x: x.cumprod(0)[-1]):
+            torch.testing.assert_close(grad(f)(x), (torch.prod(x.double()) / x.double()).to(dtype), rtol=0.01, atol=0)
+
+
+SAMPLES = {
+    "bags": lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="sum"),
+    "means of bags": lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"),
+    "margins": lambda x: F.multi_margin_loss(x, torch.tensor([0, 1, 0, 1]), reduction="none"),
+    "margins of several labels": lambda x: F.multilabel_margin_loss(
+        x, torch.tensor([[0, -1], [1, 0], [1, -1], [0, 1]]), reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_what_is_no_number_stays_in_its_row(name):
+    """In the value under each transform, as in torch."""
+    f = SAMPLES[name]
+    x = torch.arange(8.0).reshape(4, 2).sin()
+    x[1, 1] = math.nan
+    expected = f(x)
+    with fullgrad.completing():
+        values = jvp(f, (x,), (torch.ones_like(x),))[0], vmap(f)(x[None])[0], torch.func.vjp(f, x)[0]
+    for found in values:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_a_matrix_that_is_no_number_stays_alone():
+    """The others of its batch have their determinants and gradients, and a singular one a sign."""
+    x = torch.eye(5).repeat(2, 1, 1)
+    x[1, 2, 2] = math.nan
+    with fullgrad.completing():
+        found = vmap(grad(torch.linalg.det))(x)
+        assert jvp(torch.linalg.slogdet, (torch.zeros(2, 2),), (torch.eye(2),))[0].sign == 0
+    torch.testing.assert_close(found[0], torch.eye(5))
+    assert found[1].isnan().all()
+
+
+def test_logarithms_of_sums_of_complex_exponentials():
+    """They are torch's own."""
+    a, b = torch.tensor([1 + 1j, -0.5j]), torch.tensor([2 - 1j, 3.0])
+    expected = jvp(torch.logaddexp, (a, b), (b, a))
+    with fullgrad.completing():
+        torch.testing.assert_close(jvp(torch.logaddexp, (a, b), (b, a)), expected)
+
+
+def test_running_variances_are_not_below_0():
+    """Those of a constant are torch's, which are 0."""
+    mean, variance = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    x = torch.full((4, 3), 1e-3, dtype=torch.float64)
+    with fullgrad.completing():
+        jvp(lambda x: F.batch_norm(x, mean, variance, training=True), (x,), (x,))
+    assert torch.equal(variance, torch.zeros(3, dtype=torch.float64))
+
+
+def test_the_next_context_takes_no_time():
+    """Kernels stay for it, until torch's operators were called many times outside."""
+    with fullgrad.completing():
+        pass
+    kept, times = _completing._state.library, []
+    for _ in range(20):
+        start = time.perf_counter()
+        with fullgrad.completing():
+            times.append(time.perf_counter() - start)
+    assert min(times) < 1e-4
+    assert _completing._state.library is kept
+
+
+def test_kernels_do_not_stay_forever(monkeypatch):
+    """After many calls outside torch has its own, and the next context brings the others again."""
+    monkeypatch.setattr(_completing, "_MOST_OUTSIDE", 3)
+    with fullgrad.completing():
+        pass
+    for _ in range(5):
+        assert F.glu(X).shape == (2, 2)
+    assert _completing._state.library is None
+    with fullgrad.completing():
+        assert jvp(F.glu, (X,), (X,))[1].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in CALLS if not n.startswith(("_native_multi", "_transformer", "_linalg_det, of rank 3"))]
+)
+def test_the_graph_of_eager_code_is_torchs(name):
+    """Its nodes are those of torch, written in C++, and their number is the same."""
+    f, x = CALLS[name]
+
+    def nodes():
+        seen, todo = [], [f(x.clone().requires_grad_()).grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is not None and node not in seen:
+                seen.append(node)
+                todo += [n for n, _ in node.next_functions]
+        return sorted(n.name() for n in seen)
+
+    expected = nodes()
+    with fullgrad.completing():
+        assert nodes() == expected

@@ -126,7 +126,7 @@ def _backward(g: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
     return *found, *[None] * (not is_number)
 
 
-@completes_backward("_scaled_dot_product_flash_attention_for_cpu_backward")
+@completes_backward("_scaled_dot_product_flash_attention_for_cpu_backward", 4, 5)
 def _backward_on_cpu(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, sums: Tensor, dropout: float, is_causal: bool, **options: Any
 ) -> Any:
@@ -134,13 +134,13 @@ def _backward_on_cpu(
     return found if found is NotImplemented else found[:3]
 
 
-@completes_backward("_scaled_dot_product_flash_attention_backward")
+@completes_backward("_scaled_dot_product_flash_attention_backward", 4, 5)
 def _backward_of_flash(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
     found = _backward(g, q, k, v, None, args[6], args[7], scale)
     return found if found is NotImplemented else found[:3]
 
 
-@completes_backward("_scaled_dot_product_efficient_attention_backward")
+@completes_backward("_scaled_dot_product_efficient_attention_backward", 5, 6)
 def _backward_of_efficient(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *args: Any, scale: float | None = None
 ) -> Any:
@@ -151,7 +151,7 @@ def _backward_of_efficient(
     return [y if needed else None for y, needed in zip(found, is_needed, strict=True)]
 
 
-@completes_backward("_scaled_dot_product_fused_attention_overrideable_backward")
+@completes_backward("_scaled_dot_product_fused_attention_overrideable_backward", 6, 7)
 def _backward_of_others(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
     found = _backward(g, q, k, v, args[0], args[8], args[9], scale)
     if found is NotImplemented:
@@ -159,7 +159,7 @@ def _backward_of_others(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, 
     return [y if needed else None for y, needed in zip(found, args[1], strict=True)]
 
 
-@completes_backward("_scaled_dot_product_cudnn_attention_backward")
+@completes_backward("_scaled_dot_product_cudnn_attention_backward", 4, 5)
 def _backward_of_cudnn(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
     found = _backward(g, q, k, v, args[4], args[9], args[10], scale)
     return found if found is NotImplemented else found[:3]

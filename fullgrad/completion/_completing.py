@@ -25,7 +25,17 @@ from fullgrad._dispatch import (
     transforms_active,
 )
 from fullgrad.completion._checks import check_arguments
-from fullgrad.completion._registry import BACKWARDS, COMPLETED, NO_BATCH, NO_DERIVATIVE, NO_VMAP, Completed, Whole, valued
+from fullgrad.completion._registry import (
+    BACKWARDS,
+    COMPLETED,
+    NO_BATCH,
+    NO_DERIVATIVE,
+    NO_VMAP,
+    WRONG_GRADIENT,
+    Completed,
+    Whole,
+    valued,
+)
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -228,14 +238,14 @@ def _installed() -> torch.library.Library:
         for name, op in _backwards().items():
             for backend in _BACKENDS:
                 key = f"Autograd{backend}"
-                enter(op, key, _kernel_of_backward(torch_kernel(op, key), BACKWARDS[name]))
+                enter(op, key, _kernel_of_backward(torch_kernel(op, key), *BACKWARDS[name]))
     forget_kernels(_all_operators())
     return library
 
 
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
-    has_none = own.lacks == NO_DERIVATIVE
+    has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
@@ -285,12 +295,13 @@ def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) ->
     return kernel
 
 
-def _kernel_of_backward(original: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:
+def _kernel_of_backward(original: Callable[..., Any], formula: Callable[..., Any], results: Sequence[int]) -> Callable[..., Any]:
     """torch's own backward, with the derivative of the formula where that is differentiated in eager code."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside() or not torch.is_grad_enabled() or transforms_active():
             return original(keys, *args, **kwargs)
+        args = [v.detach() if i in results and isinstance(v, Tensor) else v for i, v in enumerate(args)]
         return _with_formula(functools.partial(original, keys), formula, args, kwargs)
 
     return kernel

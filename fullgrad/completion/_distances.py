@@ -34,7 +34,7 @@ def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
-@completes_backward("_cdist_backward")
+@completes_backward("_cdist_backward", 4)
 def _cdist_backward(g: Tensor, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
     return pulled_back(lambda x1, x2: _cdist(x1, x2, p, None), (x1, x2), (0,), g)[0]
 
@@ -50,6 +50,6 @@ def _pdist(x: Tensor, p: float = 2) -> Tensor:
     return _norm(x[i] - x[j], p)
 
 
-@completes_backward("_pdist_backward")
+@completes_backward("_pdist_backward", 3)
 def _pdist_backward(g: Tensor, x: Tensor, p: float, distance: Tensor) -> Tensor:
     return pulled_back(lambda x: _pdist(x, p), (x,), (0,), g)[0]

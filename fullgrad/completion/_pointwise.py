@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, WRONG_GRADIENT, accumulated, completes, completes_backward
 
 
 @completes("glu", NO_FORWARD)
@@ -34,6 +34,14 @@ def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
     high, low = torch.where(a >= b, a, b), torch.where(a >= b, b, a)
     y = high + torch.log1p(torch.exp(torch.where(is_equal, 0, low - high)))
     return torch.where(is_equal, a.detach(), y).to(dtype)
+
+
+@completes("ldexp.Tensor", WRONG_GRADIENT)
+def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
+    """torch's power of an integer below 0 is 0 where a gradient is computed."""
+    if exponent.is_floating_point() or exponent.is_complex() or not (x.is_floating_point() or x.is_complex()):
+        return NotImplemented
+    return x * torch.exp2(exponent.to(x.real.dtype if x.is_complex() else x.dtype))
 
 
 @completes("mvlgamma", NO_FORWARD, batched=True)

@@ -122,7 +122,7 @@ def _packed(step: Step, x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor]
     return Whole(walk(x, states, run)) if walk.draws else walk(x, states, run)
 
 
-@completes_backward("_cudnn_rnn_backward")
+@completes_backward("_cudnn_rnn_backward", 3, 6)
 def _cudnn_backward(x: Tensor, weights: Sequence[Tensor], count: int, buffer: Tensor, *args: Any) -> Any:
     """The gradients of input, states and weights in eager code on a GPU."""
     hidden, cell, _, *given = args[:6]

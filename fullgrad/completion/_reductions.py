@@ -71,7 +71,7 @@ def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: st
     return _combined(x_, source_, chosen, reduce, include_self).movedim(-1, dim).to(x.dtype)
 
 
-@completes_backward("_segment_reduce_backward")
+@completes_backward("_segment_reduce_backward", 1)
 def _segment_reduce_backward(g: Tensor, y: Tensor, x: Tensor, reduce: str, **options: Any) -> Tensor:
     return pulled_back(lambda x: _segment_reduce(x, reduce, **options), (x,), (0,), g)[0]
 

@@ -15,6 +15,7 @@ NO_FORWARD = "there is no forward mode"
 WRONG_FORWARD = "forward mode is wrong"
 NO_VMAP = "vmap does not batch it"
 NO_DERIVATIVE = "there is no derivative"
+WRONG_GRADIENT = "the gradient is wrong"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 
 
@@ -43,14 +44,16 @@ class Whole(NamedTuple):
 
 COMPLETED: dict[str, Completed] = {}
 # Operators that torch's backwards call, which have no derivative, by their names. Their formulas are for eager code.
-BACKWARDS: dict[str, Callable[..., Any]] = {}
+BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {}
 
 
-def completes_backward(name: str) -> Callable[[Any], Any]:
-    """A decorator that enters the formula of an operator that torch's backward calls."""
+def completes_backward(name: str, *results: int) -> Callable[[Any], Any]:
+    """A decorator that enters the formula of an operator that torch's backward calls. The arguments at ``results`` are results of
+    the forward, which a formula computes again.
+    """
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        BACKWARDS[name] = formula
+        BACKWARDS[name] = formula, results
         return formula
 
     return enter

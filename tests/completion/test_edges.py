@@ -381,12 +381,15 @@ def test_logarithms_of_sums_of_complex_exponentials():
 
 
 def test_running_variances_are_not_below_0():
-    """Those of a constant are torch's, which are 0."""
-    mean, variance = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    x = torch.full((4, 3), 1e-3, dtype=torch.float64)
-    with fullgrad.completing():
-        jvp(lambda x: F.batch_norm(x, mean, variance, training=True), (x,), (x,))
-    assert torch.equal(variance, torch.zeros(3, dtype=torch.float64))
+    """Those of numbers that hardly differ are torch's, to the last bit."""
+    for dtype in (torch.float32, torch.float64):
+        for spread in (0, 1e-6, 1e-3, 1.0):
+            x = (0.7 + spread * torch.arange(12.0).reshape(4, 3).sin()).to(dtype)
+            kept = [[torch.zeros(3, dtype=dtype), torch.zeros(3, dtype=dtype)] for _ in range(2)]
+            F.batch_norm(x, *kept[0], training=True)
+            with fullgrad.completing():
+                jvp(lambda x: F.batch_norm(x, *kept[1], training=True), (x,), (x,))  # noqa: B023
+            torch.testing.assert_close(kept[1], kept[0], rtol=0, atol=0)
 
 
 def test_the_next_context_takes_no_time():
@@ -414,9 +417,7 @@ def test_kernels_do_not_stay_forever(monkeypatch):
         assert jvp(F.glu, (X,), (X,))[1].shape == (2, 2)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in CALLS if not n.startswith(("_native_multi", "_transformer", "_linalg_det, of rank 3"))]
-)
+@pytest.mark.parametrize("name", [n for n in CALLS if not n.startswith(("_native_multi", "_transformer", "ldexp"))])
 def test_the_graph_of_eager_code_is_torchs(name):
     """Its nodes are those of torch, written in C++, and their number is the same."""
     f, x = CALLS[name]

@@ -68,9 +68,9 @@ class completing(contextlib.ContextDecorator):  # a function to its users
 
     Some of torch's operators are wrong without an error where forward mode is differentiated again, such as ``layer_norm``,
     ``batch_norm`` and ``solve``, and others have no such derivative, such as attention. Inside the context each of those that
-    `fullgrad.completion.operators` lists is computed, under a transform of ``torch.func`` and in forward mode, by its formula
-    in plain operations, equal up to rounding, whose derivatives are right in every nesting. Elsewhere it is torch's own, bit for
-    bit, forward and backward.
+    `fullgrad.completion.operators` lists has, under a transform of ``torch.func`` and in forward mode, the derivatives of its
+    formula in plain operations, which are right in every nesting; the value is that of torch's own kernel, where a batch has one.
+    Elsewhere it is torch's own, bit for bit, forward and backward.
 
     It reaches calls from C++, such as those of ``torch.nn.TransformerEncoderLayer``, since torch's dispatcher is told. So it
     holds for the whole process, in all threads, until the last one that entered it has left it. Code that was compiled before is
@@ -301,8 +301,8 @@ def _kernel_of_backward(original: Callable[..., Any], formula: Callable[..., Any
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside() or not torch.is_grad_enabled() or transforms_active():
             return original(keys, *args, **kwargs)
-        args = [v.detach() if i in results and isinstance(v, Tensor) else v for i, v in enumerate(args)]
-        return _with_formula(functools.partial(original, keys), formula, args, kwargs)
+        given = [v.detach() if i in results and isinstance(v, Tensor) else v for i, v in enumerate(args)]
+        return _with_formula(functools.partial(original, keys), formula, given, kwargs)
 
     return kernel
 

@@ -81,7 +81,7 @@ def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_m
 @completes_backward("grid_sampler_2d_backward")
 @completes_backward("grid_sampler_3d_backward")
 def _backward(g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align: bool, is_needed: Sequence[bool]) -> Any:
-    found = pulled_back(lambda *given: _sampled(*given, mode, padding, align), (x, grid), (0, 1), g)
+    found = pulled_back(lambda x, grid: _sampled(x, grid, mode, padding, align), (x, grid), (0, 1), g)
     return [v if needed else None for v, needed in zip(found, is_needed, strict=True)]
 
 

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, hessian, jvp, vmap
 import fullgrad
 from fullgrad._dispatch import pytree
 from fullgrad.completion import _completing
+from fullgrad.completion._registry import BACKWARDS
 from tests.completion.test_completing import CALLS
 
 pytestmark = [
@@ -434,3 +435,43 @@ def test_the_graph_of_eager_code_is_torchs(name):
     expected = nodes()
     with fullgrad.completing():
         assert nodes() == expected
+
+
+# --- Backwards of kernels that the CPU lacks, as they are ---------------------------------------------------------------------
+
+
+def given(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def test_backwards_of_attention_on_a_gpu():
+    """Their formulas take what torch's operators do, and give the gradients of queries, keys, values and masks."""
+    q, k, v, mask = *(given(1, 2, 3, 4, seed=s) for s in range(3)), given(1, 2, 3, 3, seed=3)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(q, k, v, mask)
+        alone = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    g = torch.ones_like(y)
+    expected, without = torch.autograd.grad(y, (q, k, v, mask), g), torch.autograd.grad(alone, (q, k, v), g)
+    of = lambda name: BACKWARDS[f"_scaled_dot_product_{name}_backward"][0]  # noqa: E731
+    nothing, needed = [None] * 4, [True] * 4
+    efficient = of("efficient_attention")(g, q, k, v, mask, *nothing, 0.0, needed, False)
+    others = of("fused_attention_overrideable")(g, q, k, v, mask, needed, *nothing, 3, 3, 0.0, False)
+    torch.testing.assert_close([tuple(efficient), tuple(others)], [expected, expected])
+    cudnn = of("cudnn_attention")(g, q, k, v, *nothing, mask, None, None, 3, 3, 0.0, False)
+    torch.testing.assert_close(cudnn, expected[:3])
+    flash = of("flash_attention")(g, q, k, v, *nothing, 3, 3, 0.0, True)
+    torch.testing.assert_close(flash, without)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_backward_of_recurrent_networks_on_a_gpu(bidirectional):
+    """Its formula takes what torch's operator does, and gives the gradients of input, states and weights."""
+    torch.manual_seed(0)
+    network = nn.LSTM(2, 3, 2, bidirectional=bidirectional).double()
+    x, h, c = given(4, 1, 2), *(given(4 if bidirectional else 2, 1, 3, seed=s) for s in (1, 2))
+    y, (last_h, last_c) = network(x, (h, c))
+    weights, g = list(network.parameters()), [v.cos().detach() for v in (y, last_h, last_c)]
+    expected = torch.autograd.grad((y, last_h, last_c), (x, h, c, *weights), g)
+    options = 2, 3, 0, 2, False, 0.0, True, bidirectional, [], None, None, [True] * 4
+    found = BACKWARDS["_cudnn_rnn_backward"][0](x, weights, 4, None, h, c, y, *g, *options)
+    torch.testing.assert_close((*found[:3], *found[3]), expected)

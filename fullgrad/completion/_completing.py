@@ -191,7 +191,8 @@ def _in_place() -> dict[str, Any]:
     for name, op in _overloads().items():
         packet, _, overload = name.partition(".")
         other = getattr(getattr(torch.ops.aten, f"{packet}_", None), overload or "default", None)
-        if other is not None and len(op._schema.arguments) == len(other._schema.arguments):
+        is_changed = COMPLETED[name].lacks != NO_VMAP
+        if is_changed and other is not None and len(op._schema.arguments) == len(other._schema.arguments):
             found[name] = other
     return found
 

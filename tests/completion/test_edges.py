@@ -168,6 +168,21 @@ def test_operators_in_place():
                 torch.testing.assert_close(nested(f)(x), nested(g)(x))
 
 
+def test_values_of_samples_fill_their_own():
+    """Also where what they fill, or the indices, are the same for all samples, with derivatives."""
+    value, index = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2])
+    indices = torch.tensor([[0, 1], [1, 1], [2, 3]])
+    with fullgrad.completing():
+        for x, fill in ((X, 1), (X[:, :3], -1), (X.mT, 0)):
+            expected = torch.stack([x.index_fill(fill, index.clamp(max=x.shape[fill] - 1), v) for v in value])
+            found = vmap(lambda v: x.index_fill(fill, index.clamp(max=x.shape[fill] - 1), v))(value)  # noqa: B023
+            assert torch.equal(found, expected)
+        found = vmap(lambda i, v: X[0].index_fill(0, i, v))(indices, value)
+        assert torch.equal(found, torch.stack([X[0].index_fill(0, i, v) for i, v in zip(indices, value, strict=True)]))
+        slopes = vmap(grad(lambda v: (X[0].index_fill(0, index, v) ** 2).sum()))(value)
+        assert torch.equal(slopes, 4 * value)
+
+
 def test_generators_are_not_decorated():
     """They would run outside of the context."""
 

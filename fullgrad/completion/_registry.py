@@ -35,7 +35,7 @@ class Completed(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """What a formula returns whose value is to stay: it has drawn random numbers or copies some, or torch's kernel takes no such
+    """A result of a formula whose value is to stay: it has drawn random numbers or copies some, or torch's kernel takes no such
     arguments.
     """
 

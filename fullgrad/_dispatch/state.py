@@ -147,10 +147,10 @@ def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
         return [True] * len(tensors)  # unknown: each may be
     if not transforms_active():
         tangents = _is_compiling() or torch_private.is_compiling() or forward_ad._current_level >= 0
-        return [t.requires_grad or (tangents and _has_tangent(t)) for t in tensors]
+        return [t.requires_grad or (tangents and has_tangent(t)) for t in tensors]
     interpreter = torch_private.peek()
     level, kind = interpreter.level(), interpreter.key().name
-    here = [t.requires_grad or (kind == "Jvp" and _has_tangent(t)) for t in tensors]
+    here = [t.requires_grad or (kind == "Jvp" and has_tangent(t)) for t in tensors]
     if kind == "Vmap":
         below = [torch_private.unwrap_batched(t, level)[0] for t in tensors]
     elif kind == "Functionalize":
@@ -164,7 +164,7 @@ def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
         torch_private.push(layer)
 
 
-def _has_tangent(tensor: Tensor) -> bool:
+def has_tangent(tensor: Tensor) -> bool:
     # A tracer below autograd records no derivative, and torch fails where it is asked for a tangent.
     if torch_private.is_below_autograd() and is_tracing():
         return False
@@ -182,7 +182,7 @@ def legacy_detach(tensor: Tensor) -> Tensor:
     """A tensor without a derivative in torch's legacy vmap, which cannot detach what is batched."""
     if not torch_private.is_legacy_batched(tensor):
         return tensor.detach()
-    if forward_mode_is_on() and _has_tangent(tensor):
+    if forward_mode_is_on() and has_tangent(tensor):
         return torch_private.unpack_dual(tensor, level=0)[0]
     return tensor.view(tensor.shape)
 

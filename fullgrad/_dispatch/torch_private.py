@@ -769,10 +769,14 @@ def operator_database() -> list[Any]:
     return op_db
 
 
-def compile_again(changed: Sequence[Any]) -> None:
-    """Forget compiled code, and the kernels that torch found for operators while it traced, as they are other ones now."""
+def forget_kernels(changed: Sequence[Any]) -> None:
+    """Forget the kernels that torch found for operators while it traced, as they are other ones now."""
     for op in changed:
         op._dispatch_cache.clear()
+
+
+def compile_again() -> None:
+    """Forget compiled code."""
     if _DYNAMO in sys.modules:
         dynamo_names().reset_code_caches()
 

@@ -14,6 +14,7 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _recurrent,
     _reductions,
     _transformer,
+    _weight_norm,
 )
 from fullgrad.completion._completing import completing
 from fullgrad.completion._completing import operators as operators

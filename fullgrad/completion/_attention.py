@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.autocast import is_autocast
+from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import has_data, innermost
-from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes
+from fullgrad.completion._registry import NO_SECOND, WRONG, Whole, accumulated, completes, completes_backward
 from fullgrad.functions import checkpoint
 
 # Below so many queries the numbers of all pairs are kept, and a block has about as many queries as numbers of a query.
@@ -35,7 +36,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, first: int | None) 
 def _rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int | None) -> Tensor:
     scores = _scores(query, key, mask, first)
     weights = torch.softmax(scores, -1) if mask is None else _safe(scores)
-    return weights @ value
+    return torch.where(scores == -torch.inf, 0, weights) @ value  # what is no number is none in what sees it alone
 
 
 def _by_blocks(
@@ -49,20 +50,23 @@ def _by_blocks(
     scale: float | None = None,
     enable_gqa: bool = False,
     size: int | None = None,
-) -> Tensor:
+) -> Any:
     if query.is_nested or key.is_nested or value.is_nested or (is_causal and attn_mask is not None):
         return NotImplemented
     if dropout_p:  # torch's own mathematics, since numbers are drawn
-        return torch.ops.aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        return Whole(
+            torch.ops.aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        )
     own_query, own_key, own_value = map(accumulated, (query, key, value))
     own_query = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     if enable_gqa:
         own_key, own_value = [v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (own_key, own_value)]
     n = query.shape[-2]
     if size is None or n <= size:
-        return _rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype)
+        y = _rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype)
+        return y if attn_mask is None or attn_mask.ndim > 1 else Whole(y)  # torch's kernel takes no mask of one dimension
     found = []
     for first in range(0, n, size):
         part = attn_mask
@@ -77,8 +81,12 @@ def _lean(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) 
     """The formula where a user calls it. A compiler decides what is kept, and autocast is torch's to apply."""
     if is_autocast(query.device.type):
         return NotImplemented
-    is_large = query.shape[-2] > _WHOLE and has_data(innermost(query))
-    return _by_blocks(query, key, value, *args, size=max(query.shape[-1] // 2, 16) if is_large else None, **kwargs)
+    return _by_blocks(query, key, value, *args, size=_size(query), **kwargs)
+
+
+def _size(query: Tensor) -> int | None:
+    """The number of queries in a block, or None where there are few."""
+    return max(query.shape[-1] // 2, 16) if query.shape[-2] > _WHOLE and has_data(innermost(query)) else None
 
 
 @completes("scaled_dot_product_attention", NO_SECOND, batched=True, lean=_lean, issue=116350)
@@ -100,7 +108,61 @@ def _attention_on_cpu(
     own_query, own_key, own_value = map(accumulated, (query, key, value))
     scaled = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     scores = _scores(scaled, own_key, attn_mask, 0 if is_causal else None)
-    return (_safe(scores) @ own_value).to(query.dtype), torch.logsumexp(scores, -1)
+    weights = torch.where(scores == -torch.inf, 0, _safe(scores))
+    return (weights @ own_value).to(query.dtype), torch.logsumexp(scores, -1)
+
+
+def _backward(g: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any) -> tuple[Any, ...]:
+    """The gradients of query, key, value and mask, by the formula that keeps no numbers of all pairs."""
+    dropout, is_causal, scale = options
+    if dropout:
+        return NotImplemented
+
+    def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return _by_blocks(query, key, value, mask, is_causal=is_causal, scale=scale, size=_size(query))
+
+    is_number = mask is not None and mask.dtype != torch.bool
+    found = pulled_back(formula, (query, key, value, mask), (0, 1, 2, 3) if is_number else (0, 1, 2), g)
+    return *found, *[None] * (not is_number)
+
+
+@completes_backward("_scaled_dot_product_flash_attention_for_cpu_backward", 4, 5)
+def _backward_on_cpu(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, sums: Tensor, dropout: float, is_causal: bool, **options: Any
+) -> Any:
+    found = _backward(g, q, k, v, options.get("attn_mask"), dropout, is_causal, options.get("scale"))
+    return found if found is NotImplemented else found[:3]
+
+
+@completes_backward("_scaled_dot_product_flash_attention_backward", 4, 5)
+def _backward_of_flash(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
+    found = _backward(g, q, k, v, None, args[6], args[7], scale)
+    return found if found is NotImplemented else found[:3]
+
+
+@completes_backward("_scaled_dot_product_efficient_attention_backward", 5, 6)
+def _backward_of_efficient(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *args: Any, scale: float | None = None
+) -> Any:
+    dropout, is_needed, is_causal = args[4], args[5], args[6] if len(args) > 6 else False
+    found = _backward(g, q, k, v, mask, dropout, is_causal, scale)
+    if found is NotImplemented:
+        return found
+    return [y if needed else None for y, needed in zip(found, is_needed, strict=True)]
+
+
+@completes_backward("_scaled_dot_product_fused_attention_overrideable_backward", 6, 7)
+def _backward_of_others(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
+    found = _backward(g, q, k, v, args[0], args[8], args[9], scale)
+    if found is NotImplemented:
+        return found
+    return [y if needed else None for y, needed in zip(found, args[1], strict=True)]
+
+
+@completes_backward("_scaled_dot_product_cudnn_attention_backward", 4, 5)
+def _backward_of_cudnn(g: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None) -> Any:
+    found = _backward(g, q, k, v, args[4], args[9], args[10], scale)
+    return found if found is NotImplemented else found[:3]
 
 
 @completes("_safe_softmax", WRONG)

@@ -1,4 +1,4 @@
-"""Operators that `vmap` alone lacks: numbers that are the same for all samples, and copies of rows."""
+"""Operators that `vmap` alone lacks: numbers that are the same for all samples, copies of rows, and values of samples."""
 
 import torch
 from torch import Tensor
@@ -25,3 +25,12 @@ def _condition(x: Tensor) -> bool:
 @completes("unbind_copy.int", NO_VMAP, batched=True)
 def _unbind_copy(x: Tensor, dim: int = 0) -> list[Tensor]:
     return [v.clone() for v in torch.unbind(x, dim)]
+
+
+@completes("index_fill.int_Tensor", NO_VMAP, batched=True)
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    """torch gives all samples the value of the last one where ``x`` is that of all."""
+    if not x.ndim:
+        return _index_fill(x.reshape(1), 0, index, value).reshape(())
+    is_filled = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device).index_fill(0, index, True)
+    return torch.where(is_filled.reshape(-1, *[1] * (x.ndim - 1 - dim % x.ndim)), value.to(x.dtype), x)

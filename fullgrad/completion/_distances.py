@@ -5,7 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_SECOND, completes
+from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, valued
+
+
+def _largest(size: Tensor) -> Tensor:
+    """The largest number, whose slope is 1 by each that is as large, as in torch."""
+    most = size.detach().amax(-1)
+    return valued(torch.where(size == most.unsqueeze(-1), size, 0).sum(-1), most)
 
 
 def _norm(d: Tensor, p: float) -> Tensor:
@@ -16,7 +23,7 @@ def _norm(d: Tensor, p: float) -> Tensor:
     if p == 1:
         return size.sum(-1)
     if p == math.inf:
-        return size.amax(-1) if size.shape[-1] else size.sum(-1)
+        return _largest(size) if size.shape[-1] else size.sum(-1)
     size = size * size if p == 2 else torch.where(size == 0, 0, torch.where(size == 0, 1, size).pow(p))
     total = size.sum(-1)
     return torch.where(total == 0, 0, torch.where(total == 0, 1, total).pow(1 / p))
@@ -25,6 +32,11 @@ def _norm(d: Tensor, p: float) -> Tensor:
 @completes("_cdist_forward", NO_SECOND, batched=True, issue=83510)
 def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+@completes_backward("_cdist_backward", 4)
+def _cdist_backward(g: Tensor, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
+    return pulled_back(lambda x1, x2: _cdist(x1, x2, p, None), (x1, x2), (0,), g)[0]
 
 
 @completes("_euclidean_dist", NO_SECOND, batched=True)
@@ -36,3 +48,8 @@ def _euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
 def _pdist(x: Tensor, p: float = 2) -> Tensor:
     i, j = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     return _norm(x[i] - x[j], p)
+
+
+@completes_backward("_pdist_backward", 3)
+def _pdist_backward(g: Tensor, x: Tensor, p: float, distance: Tensor) -> Tensor:
+    return pulled_back(lambda x: _pdist(x, p), (x,), (0,), g)[0]

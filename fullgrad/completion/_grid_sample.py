@@ -1,12 +1,14 @@
 """Values of images between their pixels."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_SECOND, completes
+from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._registry import NO_SECOND, completes, completes_backward
 
 BILINEAR, NEAREST, CUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
@@ -74,6 +76,13 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
 @completes("grid_sampler_2d", NO_SECOND, batched=True, issue=34704)
 def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
+
+
+@completes_backward("grid_sampler_2d_backward")
+@completes_backward("grid_sampler_3d_backward")
+def _backward(g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align: bool, is_needed: Sequence[bool]) -> Any:
+    found = pulled_back(lambda x, grid: _sampled(x, grid, mode, padding, align), (x, grid), (0, 1), g)
+    return [v if needed else None for v, needed in zip(found, is_needed, strict=True)]
 
 
 @completes("grid_sampler_3d", NO_SECOND, batched=True)

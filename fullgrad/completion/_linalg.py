@@ -1,8 +1,11 @@
 """Determinants, solutions and inverses of matrices."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from fullgrad.completion._products import exponents, times_power
 from fullgrad.completion._registry import NO_FORWARD, WRONG, WRONG_FORWARD, completes
 
 
@@ -31,20 +34,37 @@ def _small_det(a: Tensor) -> Tensor:
 def _det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r"""The determinant, by \(\det B = \det B_{11} \det(B_{22} - B_{21} B_{11}^{-1} B_{12})\) with three rows in the second block.
 
-    B is the matrix in its own singular bases, constants, so that the smallest singular values, which may be 0, are in the second
-    block, whose determinant divides by nothing. Below the rank n - 3 the value and its first three derivatives are 0.
+    B is the matrix, balanced, in its own singular bases, constants, so that the smallest singular values, which may be 0, are in
+    the second block, whose determinant divides by nothing. Below the rank n - 3 the value and its first three derivatives are 0.
     """
-    constant, k = a.detach(), max(a.shape[-1] - 3, 0)
-    factors, pivots, _ = torch.linalg.lu_factor_ex(constant)
-    if k == 0:
+    factors, pivots, _ = torch.linalg.lu_factor_ex(a.detach())
+    k = a.shape[-1] - 3
+    if k <= 0:
         return _small_det(a), factors, pivots
+    a, exponent = _balanced(a)
+    is_finite = a.detach().isfinite().all(-1).all(-1)  # torch has no singular values of another, nor of the others of its batch
+    constant = torch.where(is_finite[..., None, None], a.detach(), torch.eye(k + 3, dtype=a.dtype, device=a.device))
     u, s, vh = torch.linalg.svd(constant)
     b = u.mH @ a @ vh.mH
-    is_0 = s[..., k - 1] <= s[..., 0] * torch.finfo(s.dtype).eps * k
+    b = torch.diag_embed(s).to(b.dtype) + (b - b.detach())  # which is diagonal, but for rounding
+    is_0 = s[..., k - 1] == 0
     first = torch.where(is_0[..., None, None], torch.eye(k, dtype=a.dtype, device=a.device), b[..., :k, :k])
     second = b[..., k:, k:] - b[..., k:, :k] @ torch.linalg.inv_ex(first)[0] @ b[..., :k, k:]
-    turns = _by_factors(u) * _by_factors(vh)
-    return torch.where(is_0, 0, turns * _by_factors(first) * _small_det(second)), factors, pivots
+    y = torch.where(is_0, 0, _by_factors(u) * _by_factors(vh) * _by_factors(first) * _small_det(second))
+    return times_power(y * torch.where(is_finite, 1, torch.nan).to(s.dtype), exponent), factors, pivots
+
+
+def _balanced(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrix with rows and columns scaled by powers of two, the largest numbers of each near 1, and the exponent of what its
+    determinant is to be multiplied by.
+    """
+    total: Any = 0
+    for dim in (-1, -2, -1, -2):
+        size = a.detach().abs().amax(dim, keepdim=True)
+        size = torch.where(size == 0, size.amax((-1, -2), keepdim=True), size)  # zeros are as large as the others
+        exponent = exponents(size)
+        a, total = times_power(a, -exponent), total + exponent.sum((-1, -2))
+    return a, total
 
 
 def _by_factors(a: Tensor) -> Tensor:
@@ -56,7 +76,8 @@ def _by_factors(a: Tensor) -> Tensor:
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     factors, pivots, diagonal, sign = _lu(a)
     size = diagonal.abs()
-    return sign * (diagonal / size).prod(-1), size.log().sum(-1), factors.detach(), pivots
+    sign = sign * (diagonal / size).prod(-1) if a.is_complex() else sign  # a real one is constant
+    return sign, size.log().sum(-1), factors.detach(), pivots
 
 
 @completes("_linalg_solve_ex", WRONG, issue=192540)

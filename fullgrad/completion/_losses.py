@@ -1,9 +1,12 @@
 """Losses between predictions and targets."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes
+from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -12,19 +15,26 @@ def _reduced(loss: Tensor, reduction: int) -> Tensor:
 
 @completes("huber_loss", NO_FORWARD)
 def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    error = x - target
+    dtype, error = torch.result_type(x, target), accumulated(x) - accumulated(target)
     size = error.abs()
-    return _reduced(torch.where(size < delta, 0.5 * error * error, delta * (size - 0.5 * delta)), reduction)
+    small = torch.where(size < delta, error, 0)  # an infinite error times 0 is no number
+    return _reduced(torch.where(size < delta, 0.5 * small * small, delta * (size - 0.5 * delta)), reduction).to(dtype)
 
 
 @completes("soft_margin_loss", NO_SECOND)
 def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
-    return _reduced(torch.log1p(torch.exp(accumulated(-target * x))).to(x.dtype), reduction)
+    score = accumulated(-target * x)
+    return _reduced(torch.logaddexp(score, torch.zeros_like(score)), reduction).to(x.dtype)
 
 
 def _taken(x: Tensor, target: Tensor) -> Tensor:
     """The element of each row at the target."""
     return x.gather(-1, target.unsqueeze(-1))
+
+
+def _positive(x: Tensor) -> Tensor:
+    """The part of a margin that counts: neither 0, which has no slope, nor what is no number."""
+    return torch.where(x > 0, x, 0)
 
 
 @completes("multi_margin_loss", NO_SECOND, batched=True)
@@ -33,11 +43,16 @@ def _multi_margin_loss(
 ) -> Tensor:
     x = torch.atleast_1d(x)
     target = target.reshape(x.shape[:-1])
-    loss = (margin - _taken(x, target) + x).clamp(min=0).pow(p)
+    loss = _positive(margin - _taken(x, target) + x).pow(p)
     if weight is not None:
         loss = loss * weight[target].unsqueeze(-1)
     others = torch.arange(x.shape[-1], device=x.device) != target.unsqueeze(-1)
     return _reduced(torch.where(others, loss, 0).sum(-1) / x.shape[-1], reduction)
+
+
+@completes_backward("multi_margin_loss_backward")
+def _multi_margin_loss_backward(g: Tensor, x: Tensor, *args: Any) -> Tensor:
+    return pulled_back(lambda x: _multi_margin_loss(x, *args), (x,), (0,), g)[0]
 
 
 @completes("multilabel_margin_loss_forward", NO_SECOND, batched=True)
@@ -49,6 +64,11 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     counts = (target < 0).long().cumsum(-1) == 0  # the labels before the first negative one
     labels = torch.where(counts, target, 0)
     is_label = ((labels.unsqueeze(-1) == classes) & counts.unsqueeze(-1)).any(-2)
-    margins = (1 - x.gather(-1, labels).unsqueeze(-1) + x.unsqueeze(-2)).clamp(min=0)
+    margins = _positive(1 - x.gather(-1, labels).unsqueeze(-1) + x.unsqueeze(-2))
     loss = torch.where(counts.unsqueeze(-1) & ~is_label.unsqueeze(-2), margins, 0).sum((-1, -2)) / x.shape[-1]
     return _reduced(loss, reduction), is_label.to(x.dtype).reshape(shape)
+
+
+@completes_backward("multilabel_margin_loss_backward")
+def _multilabel_margin_loss_backward(g: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
+    return pulled_back(lambda x: _multilabel_margin_loss(x, target, reduction)[0], (x,), (0,), g)[0]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import below_transforms, innermost
-from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes
+from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes, completes_backward
 
 
 def _stored(x: Tensor, like: Tensor) -> Tensor:
@@ -29,6 +29,37 @@ def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Te
     y = y if weight is None else y * weight
     y = y if bias is None else y + bias
     return y.to(x.dtype), _stored(mean, x), _stored(inverse, x)
+
+
+@completes_backward("native_layer_norm_backward", 3, 4)
+def _layer_norm_backward(
+    g: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    is_needed: Sequence[bool],
+) -> list[Tensor | None]:
+    own, dims = accumulated(x.detach()), tuple(range(-len(shape), 0))
+    variance = (own - own.mean(dims, keepdim=True)).square().mean(dims, keepdim=True)
+    eps: Any = accumulated(inverse.detach()).pow(-2) - variance  # which torch does not keep
+
+    def formula(x: Tensor, weight: Tensor | None) -> Tensor:
+        return _layer_norm(x, shape, weight, None, eps)[0]
+
+    return _with_bias(formula, g, x, weight, tuple(range(x.ndim - len(shape))), is_needed)
+
+
+def _with_bias(
+    formula: Any, g: Tensor, x: Tensor, weight: Tensor | None, dims: tuple[int, ...], is_needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of a norm's input, weight and bias."""
+    found: tuple[Any, ...] = pulled_back(formula, (x, weight), (0,) if weight is None else (0, 1), g)
+    of_bias = accumulated(g).sum(dims).to(g.dtype) if dims else g
+    every = [found[0], found[1] if weight is not None else None, of_bias]
+    return [v if needed else None for v, needed in zip(every, is_needed, strict=True)]
 
 
 @completes("native_group_norm", WRONG, issue=198017)
@@ -57,11 +88,6 @@ def _batch_norm(
     own = accumulated(x)
     if training:
         y, mean, inverse = _normalized(own, dims, eps)
-        count = x.numel() // x.shape[1]
-        variance = inverse.pow(-2) - eps
-        for kept, new in ((running_mean, mean), (running_var, variance * (count / max(count - 1, 1)))):
-            if kept is not None:
-                _update(kept, new.reshape(-1), momentum)
         saved = _stored(mean.reshape(-1), x), _stored(inverse.reshape(-1), x)
     else:
         mean, variance = running_mean, running_var
@@ -74,18 +100,60 @@ def _batch_norm(
     return y.to(x.dtype), *saved
 
 
-def _update(kept: Tensor, new: Tensor, momentum: float) -> None:
-    if innermost(new).shape != innermost(kept).shape:
-        raise RuntimeError(
-            "Batch norm got a batched tensor, and running statistics that are not batched, which it would update in place. "
-            "Set track_running_stats=False, or call .eval()."
-        )
+@completes_backward("native_batch_norm_backward", 5, 6)
+def _batch_norm_backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    inverse: Tensor | None,
+    train: bool,
+    eps: float,
+    is_needed: Sequence[bool],
+) -> list[Tensor | None]:
+    def formula(x: Tensor, weight: Tensor | None) -> Tensor:
+        return _batch_norm(x, weight, None, running_mean, running_var, train, 0.0, eps)[0]
 
-    def update() -> None:
-        with torch.no_grad():
-            innermost(kept).lerp_(innermost(new).detach().to(kept.dtype), momentum)
+    return _with_bias(formula, g, x, weight, (0, *range(2, x.ndim)), is_needed)
 
-    below_transforms(update)
+
+@completes_backward("batch_norm_backward", 5, 6)
+def _batch_norm_backward_of_graphs(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    inverse: Tensor | None,
+    update: bool,
+    eps: float,
+    is_needed: Sequence[bool],
+    reserve: Tensor,
+) -> list[Tensor | None]:
+    return _batch_norm_backward(g, x, weight, running_mean, running_var, mean, inverse, update, eps, is_needed)
+
+
+@completes("_native_batch_norm_legit", WRONG)
+def _batch_norm_of_graphs(*args: Any) -> tuple[Tensor, ...]:
+    return _batch_norm(*args)
+
+
+@completes("_native_batch_norm_legit.no_stats", WRONG)
+def _batch_norm_without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)
+
+
+@completes("_batch_norm_with_update", WRONG)
+def _batch_norm_with_update(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    found = _batch_norm(x, weight, bias, mean, variance, True, momentum, eps)
+    return *found, torch.empty(0, dtype=torch.uint8, device=x.device)
 
 
 @completes("cudnn_batch_norm", WRONG, issue=196699)

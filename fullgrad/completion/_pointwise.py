@@ -5,26 +5,43 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, completes
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, WRONG_GRADIENT, accumulated, completes, completes_backward
 
 
 @completes("glu", NO_FORWARD)
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    a, b = x.chunk(2, dim)
-    return a * torch.sigmoid(b)
+    a, b = accumulated(x).chunk(2, dim)
+    return (a * torch.sigmoid(b)).to(x.dtype)
 
 
 @completes("hardsigmoid", NO_SECOND)
 def _hardsigmoid(x: Tensor) -> Tensor:
-    return torch.where(x >= 3, 1, torch.where(x <= -3, 0, x / 6 + 0.5)).to(x.dtype)
+    ends = torch.nn.functional.hardtanh((x.detach() + 3) / 6, 0, 1)
+    return torch.where((x > -3) & (x < 3), (accumulated(x) + 3) / 6, ends).to(x.dtype)
+
+
+@completes_backward("hardsigmoid_backward")
+def _hardsigmoid_backward(g: Tensor, x: Tensor) -> Tensor:
+    return torch.where((x > -3) & (x < 3), g / 6, 0)
 
 
 @completes("logaddexp", "it is NaN where both are -inf")
 def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    if a.is_complex() or b.is_complex():
+        return NotImplemented
+    dtype, a, b = torch.result_type(a, b), accumulated(a), accumulated(b)
     is_equal = a.isinf() & (a == b)  # whose difference is no number
     high, low = torch.where(a >= b, a, b), torch.where(a >= b, b, a)
     y = high + torch.log1p(torch.exp(torch.where(is_equal, 0, low - high)))
-    return torch.where(is_equal, a.detach(), y)
+    return torch.where(is_equal, a.detach(), y).to(dtype)
+
+
+@completes("ldexp.Tensor", WRONG_GRADIENT)
+def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
+    """torch's power of an integer below 0 is 0 where a gradient is computed."""
+    if exponent.is_floating_point() or exponent.is_complex() or not (x.is_floating_point() or x.is_complex()):
+        return NotImplemented
+    return x * torch.exp2(exponent.to(x.real.dtype if x.is_complex() else x.dtype))
 
 
 @completes("mvlgamma", NO_FORWARD, batched=True)

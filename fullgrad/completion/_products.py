@@ -1,11 +1,17 @@
-"""Products, by multiplications alone, so that their derivatives divide by no factor: torch's are wrong where factors are 0."""
+"""Products, by multiplications alone, so that their derivatives divide by no factor: torch's are wrong where factors are 0.
+
+Factors are numbers from 1/2 to 1 times powers of two, which are constants, so that nothing over- or underflows in between.
+"""
+
+import math
 
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import completes
+from fullgrad.completion._registry import accumulated, completes
 
 _WRONG_AT_0 = "higher derivatives are wrong where factors are 0"
+_STEPS = 5  # the product of 2**5 numbers from 1/2 to 1, and its square, are no subnormal numbers
 
 
 def _is_left_out(x: Tensor, dtype: torch.dtype | None) -> bool:
@@ -13,15 +19,51 @@ def _is_left_out(x: Tensor, dtype: torch.dtype | None) -> bool:
     return not (of.is_floating_point or of.is_complex)
 
 
+def exponents(x: Tensor) -> Tensor:
+    """The powers of two next to the size of numbers, 0 of what is infinite or no number."""
+    size = x.detach().abs()
+    return torch.where(size.isfinite(), torch.frexp(size)[1], 0)
+
+
+def times_power(x: Tensor, exponent: Tensor) -> Tensor:
+    """``x`` times a power of two, in two steps, since the power alone may be no number of the dtype."""
+    real = x.real.dtype if x.is_complex() else x.dtype
+    most = math.frexp(torch.finfo(real).max)[1] - 2
+    exponent = exponent.clamp(-2 * most, 2 * most)
+    half = exponent.div(2, rounding_mode="floor")
+    rest = exponent - half
+    return x * torch.exp2(half.to(real)) * torch.exp2(rest.to(real))
+
+
+def _normalized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers from 1/2 to 1, and the exponents."""
+    exponent = exponents(x)
+    return times_power(x, -exponent), exponent
+
+
 def _product(x: Tensor) -> Tensor:
     """The product of the last dimension, in halves."""
     if not x.shape[-1]:
         return torch.ones(x.shape[:-1], dtype=x.dtype, device=x.device)
+    dtype, x, step = x.dtype, accumulated(x), 0
+    exponent = exponents(x)
+    zeros = x.detach() == 0  # whose exponents may be any: such that the product is no power
+    others = torch.where(zeros, 0, exponent).sum(-1, keepdim=True)
+    exponent = torch.where(zeros, -others.div(zeros.sum(-1, keepdim=True).clamp(min=1), rounding_mode="floor"), exponent)
+    total = exponent.sum(-1)
+    if x.shape[-1] <= 2**_STEPS:  # few factors have equal parts of the power, as what comes back passes one of them
+        place = torch.arange(x.shape[-1] + 1, device=x.device) * total.unsqueeze(-1)
+        part = place.div(x.shape[-1], rounding_mode="floor").diff(dim=-1)
+        exponent, total = exponent - part, torch.zeros_like(total)
+    x = times_power(x, -exponent)
     while (n := x.shape[-1]) > 1:
-        half = n // 2
+        half, step = n // 2, step + 1
         pairs = x[..., :half] * x[..., half : 2 * half]
         x = torch.cat([pairs, x[..., 2 * half :]], -1) if n % 2 else pairs
-    return x.squeeze(-1)
+        if step % _STEPS == 0 and x.shape[-1] > 1:
+            x, exponent = _normalized(x)
+            total = total + exponent.sum(-1)
+    return times_power(x.squeeze(-1), total).to(dtype)
 
 
 @completes("prod", _WRONG_AT_0)
@@ -43,8 +85,13 @@ def _prod_of_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dty
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if _is_left_out(x, dtype) or not x.ndim:
         return NotImplemented
-    y, step = x.to(dtype or x.dtype).movedim(dim, -1), 1
-    while step < y.shape[-1]:
-        y = torch.cat([y[..., :step], y[..., step:] * y[..., :-step]], -1)
-        step *= 2
-    return y.movedim(-1, dim)
+    own = x.to(dtype or x.dtype)
+    (y, exponent), far, step = _normalized(accumulated(own).movedim(dim, -1)), 1, 0
+    while far < y.shape[-1]:
+        y = torch.cat([y[..., :far], y[..., far:] * y[..., :-far]], -1)
+        exponent = torch.cat([exponent[..., :far], exponent[..., far:] + exponent[..., :-far]], -1)
+        far, step = 2 * far, step + 1
+        if step % _STEPS == 0:
+            y, more = _normalized(y)
+            exponent = exponent + more
+    return times_power(y, exponent).to(own.dtype).movedim(-1, dim)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import innermost
-from fullgrad.completion._registry import NO_BATCH, NO_FORWARD, completes
+from fullgrad.completion._registry import NO_BATCH, NO_FORWARD, Whole, completes, completes_backward
 
 # A step takes the input's part of the gates, the states, and the weights and biases of the states.
 State = tuple[Tensor, ...]
@@ -56,6 +57,11 @@ class _Walk(NamedTuple):
     train: bool
     bidirectional: bool
 
+    @property
+    def draws(self) -> bool:
+        """Whether numbers are dropped between layers."""
+        return bool(self.train and self.dropout and self.num_layers > 1)
+
     def __call__(self, x: Tensor, states: Sequence[Tensor], run: Callable[..., Any]) -> tuple[Tensor, ...]:
         """The outputs of all steps and the last states of each layer and direction; ``run`` takes one of them through time."""
         directions = 2 if self.bidirectional else 1
@@ -72,7 +78,7 @@ class _Walk(NamedTuple):
                 outputs.append(y)
                 last.append(state)
             x = torch.cat(outputs, -1)
-            if self.train and self.dropout and layer < self.num_layers - 1:
+            if self.draws and layer < self.num_layers - 1:
                 x = functional.dropout(x, self.dropout)
         return x, *[torch.stack(parts) for parts in zip(*last, strict=True)]
 
@@ -85,13 +91,15 @@ def _through_time(step: Any, given: Tensor, state: State, is_reversed: bool) -> 
     return torch.stack(found[::-1] if is_reversed else found), state
 
 
-def _of_one_length(step: Step, x: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
+def _of_one_length(step: Step, x: Tensor, states: Sequence[Tensor], *args: Any) -> Any:
     *options, batch_first = args
-    y, *last = _Walk(step, *options)(x.transpose(0, 1) if batch_first else x, states, _through_time)
-    return (y.transpose(0, 1) if batch_first else y), *last
+    walk = _Walk(step, *options)
+    y, *last = walk(x.transpose(0, 1) if batch_first else x, states, _through_time)
+    found = (y.transpose(0, 1) if batch_first else y), *last
+    return Whole(found) if walk.draws else found
 
 
-def _packed(step: Step, x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
+def _packed(step: Step, x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *args: Any) -> Any:
     """Sequences of several lengths: the longest come first, and each step has those that have not ended."""
     sizes: list[int] = innermost(batch_sizes).tolist()
 
@@ -110,16 +118,45 @@ def _packed(step: Step, x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor]
         last = tuple([torch.cat(every) for every in zip(state, *reversed(ended), strict=True)])
         return torch.cat(found[::-1] if is_reversed else found), last
 
-    return _Walk(step, *args)(x, states, run)
+    walk = _Walk(step, *args)
+    return Whole(walk(x, states, run)) if walk.draws else walk(x, states, run)
+
+
+@completes_backward("_cudnn_rnn_backward", 3, 6)
+def _cudnn_backward(x: Tensor, weights: Sequence[Tensor], count: int, buffer: Tensor, *args: Any) -> Any:
+    """The gradients of input, states and weights in eager code on a GPU."""
+    hidden, cell, _, *given = args[:6]
+    mode, _, _, num_layers, batch_first, dropout, train, bidirectional, sizes, _, _, is_needed = args[6:]
+    if dropout and train and num_layers > 1:
+        return NotImplemented  # the numbers were drawn
+    states = (hidden,) if cell is None else (hidden, cell)
+    step = (_relu_step, _tanh_step, _lstm_step, _gru_step)[mode]
+    options = count >= 4, num_layers, 0.0, train, bidirectional
+
+    def formula(x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        own, parameters = rest[: len(states)], rest[len(states) :]
+        if len(sizes):
+            found = _packed(step, x, torch.tensor(sizes), own, parameters, *options)
+        else:
+            found = _of_one_length(step, x, own, parameters, *options, batch_first)
+        return tuple([y for y, g in zip(found, given, strict=False) if g is not None])
+
+    inputs = (x, *states, *weights)
+    found = pulled_back(formula, inputs, tuple(range(len(inputs))), tuple([g for g in given if g is not None]))
+    x_, *states_ = [
+        v if needed else None for v, needed in zip(found, (is_needed[0], *is_needed[1 : 1 + len(states)]), strict=False)
+    ]
+    states_ = [*states_, None] if cell is None else states_
+    return x_, *states_, list(found[1 + len(states) :]) if is_needed[3] else []
 
 
 @completes("lstm.input", NO_BATCH, batched=True)
-def _lstm(x: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
+def _lstm(x: Tensor, states: Sequence[Tensor], *args: Any) -> Any:
     return _of_one_length(_lstm_step, x, states, *args)
 
 
 @completes("lstm.data", NO_BATCH, batched=True)
-def _lstm_packed(x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *args: Any) -> tuple[Tensor, ...]:
+def _lstm_packed(x: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *args: Any) -> Any:
     return _packed(_lstm_step, x, batch_sizes, states, *args)
 
 
@@ -134,23 +171,25 @@ _completes_one_state("rnn_relu", _relu_step)
 
 
 @completes("_pack_padded_sequence", NO_FORWARD, batched=True)
-def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     counts: list[int] = innermost(lengths).tolist()
     if any(a < b for a, b in itertools.pairwise(counts)) or min(counts) <= 0 or len(counts) != x.shape[0 if batch_first else 1]:
         return NotImplemented  # torch has the words
     steps = x.unbind(1 if batch_first else 0)
     sizes = [sum(n > t for n in counts) for t in range(counts[0])]
-    return torch.cat([step[:n] for step, n in zip(steps, sizes, strict=False)]), torch.tensor(sizes)
+    # torch's kernel of what comes next reads the sizes, which are to be at no level of transforms.
+    return Whole((torch.cat([step[:n] for step, n in zip(steps, sizes, strict=False)]), torch.tensor(sizes)))
 
 
 @completes("_pad_packed_sequence", NO_BATCH, batched=True)
-def _pad(x: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> tuple[Tensor, Tensor]:
+def _pad(x: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int) -> Any:
     sizes: list[int] = innermost(batch_sizes).tolist()
     if 0 < total_length < len(sizes):
         return NotImplemented
     steps = [_filled(part, sizes[0], padding_value) for part in x.split(sizes)]
     steps += [torch.full_like(steps[0], padding_value)] * (total_length - len(sizes))
-    return torch.stack(steps, 1 if batch_first else 0), torch.tensor([sum(n > i for n in sizes) for i in range(sizes[0])])
+    lengths = torch.tensor([sum(n > i for n in sizes) for i in range(sizes[0])])
+    return Whole((torch.stack(steps, 1 if batch_first else 0), lengths))
 
 
 def _filled(part: Tensor, count: int, value: float) -> Tensor:

@@ -5,11 +5,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, completes
+from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward, valued
+
+
+def _extreme(x: Tensor, dim: int, function: Any) -> Tensor:
+    """The largest or smallest numbers. Equal ones share the slope, and so do those that are no numbers, as in torch."""
+    value = function(x.detach(), dim)
+    whole = value.unsqueeze(dim)
+    is_one = (x == whole) | (x.isnan() & whole.isnan())
+    return valued(torch.where(is_one, x / is_one.sum(dim, keepdim=True), 0).sum(dim), value)
 
 
 def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
     """The reduction of ``source[..., chosen[i]]`` with ``own[..., i]``; of nothing it is the latter."""
+    own, source = accumulated(own), accumulated(source)
     counts, every = chosen.sum(-1), source.unsqueeze(-2)
     kept = torch.ones_like(counts, dtype=torch.bool).unsqueeze(-1) if include_self else counts.unsqueeze(-1) == 0
     if reduce == "mean":
@@ -61,6 +71,11 @@ def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: st
     return _combined(x_, source_, chosen, reduce, include_self).movedim(-1, dim).to(x.dtype)
 
 
+@completes_backward("_segment_reduce_backward", 1)
+def _segment_reduce_backward(g: Tensor, y: Tensor, x: Tensor, reduce: str, **options: Any) -> Tensor:
+    return pulled_back(lambda x: _segment_reduce(x, reduce, **options), (x,), (0,), g)[0]
+
+
 @completes("segment_reduce", NO_SECOND, batched=True)
 def _segment_reduce(
     x: Tensor,
@@ -88,7 +103,7 @@ def _segment_reduce(
     first = torch.full_like(parts.narrow(axis + 1, 0, 1) if x.shape[axis] else parts.sum(axis + 1, keepdim=True), neutral)
     parts = torch.cat([parts, first if initial is None else torch.full_like(first, initial)], axis + 1)
     if reduce in ("max", "min"):
-        return (torch.amax if reduce == "max" else torch.amin)(parts, axis + 1)
+        return _extreme(parts, axis + 1, torch.amax if reduce == "max" else torch.amin)
     if reduce == "prod":
         return torch.prod(parts, axis + 1)
     total, count = parts.sum(axis + 1), chosen.sum(axis + 1)

@@ -15,6 +15,7 @@ NO_FORWARD = "there is no forward mode"
 WRONG_FORWARD = "forward mode is wrong"
 NO_VMAP = "vmap does not batch it"
 NO_DERIVATIVE = "there is no derivative"
+WRONG_GRADIENT = "the gradient is wrong"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 
 
@@ -33,7 +34,29 @@ class Completed(NamedTuple):
     issue: int | None = None
 
 
+class Whole(NamedTuple):
+    """A result of a formula whose value is to stay: it has drawn random numbers or copies some, or torch's kernel takes no such
+    arguments.
+    """
+
+    value: Any
+
+
 COMPLETED: dict[str, Completed] = {}
+# Operators that torch's backwards call, which have no derivative, by their names. Their formulas are for eager code.
+BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {}
+
+
+def completes_backward(name: str, *results: int) -> Callable[[Any], Any]:
+    """A decorator that enters the formula of an operator that torch's backward calls. The arguments at ``results`` are results of
+    the forward, which a formula computes again.
+    """
+
+    def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
+        BACKWARDS[name] = formula, results
+        return formula
+
+    return enter
 
 
 def completes(
@@ -46,6 +69,16 @@ def completes(
         return formula
 
     return enter
+
+
+def valued(y: Tensor, value: Tensor) -> Tensor:
+    """A tensor with the numbers of another, and its own derivatives.
+
+    The copy saves nothing for a derivative, and what is written below a detached tensor is seen by no transform.
+    """
+    y = y.to(value.dtype, copy=True)
+    y.detach().copy_(value)
+    return y
 
 
 def accumulated(x: Tensor) -> Tensor:

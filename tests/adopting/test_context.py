@@ -182,10 +182,10 @@ def test_garbage_collection_in_any_line_of_a_context(context):
             left_to_the_collector(context)
             sys.settrace(trace)
             with context():
-                inside = works() if context is fullgrad.adopting else bool(module._state.library)
+                inside = works() if context is fullgrad.adopting else module._state.is_inside
             sys.settrace(None)
             gc.collect()
-            outside = works() if context is fullgrad.adopting else bool(module._state.library)
+            outside = works() if context is fullgrad.adopting else module._state.is_inside
             found.append((inside, outside))
             if count <= at:
                 break

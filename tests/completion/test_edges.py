@@ -1,6 +1,7 @@
 """Edges at which formulas might differ from torch inside `completing`: bounds, infinities, nothing at all, wrong arguments."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -9,6 +10,10 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 
 import fullgrad
+from fullgrad._dispatch import pytree
+from fullgrad.completion import _completing
+from fullgrad.completion._registry import BACKWARDS
+from tests.completion.test_completing import CALLS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -163,6 +168,21 @@ def test_operators_in_place():
                 torch.testing.assert_close(nested(f)(x), nested(g)(x))
 
 
+def test_values_of_samples_fill_their_own():
+    """Also where what they fill, or the indices, are the same for all samples, with derivatives."""
+    value, index = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2])
+    indices = torch.tensor([[0, 1], [1, 1], [2, 3]])
+    with fullgrad.completing():
+        for x, fill in ((X, 1), (X[:, :3], -1), (X.mT, 0)):
+            expected = torch.stack([x.index_fill(fill, index.clamp(max=x.shape[fill] - 1), v) for v in value])
+            found = vmap(lambda v: x.index_fill(fill, index.clamp(max=x.shape[fill] - 1), v))(value)  # noqa: B023
+            assert torch.equal(found, expected)
+        found = vmap(lambda i, v: X[0].index_fill(0, i, v))(indices, value)
+        assert torch.equal(found, torch.stack([X[0].index_fill(0, i, v) for i, v in zip(indices, value, strict=True)]))
+        slopes = vmap(grad(lambda v: (X[0].index_fill(0, index, v) ** 2).sum()))(value)
+        assert torch.equal(slopes, 4 * value)
+
+
 def test_generators_are_not_decorated():
     """They would run outside of the context."""
 
@@ -232,3 +252,241 @@ def test_conditions_of_a_batch():
         torch.testing.assert_close(found, torch.stack([grad(loss)(a, b) for a, b in zip(x, v, strict=True)]))
         rows = vmap(lambda x: torch.unbind_copy(x)[1])(x)
         assert torch.equal(rows, x[:, 1])
+
+
+# --- Never worse than torch -------------------------------------------------------------------------------------------------
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+UNITS = (1e-30, 1e-8, 1.0, 1e8, 1e30)
+
+
+def with_nan(x):
+    """A copy whose first number is none."""
+    x = x.clone()
+    x.view(-1)[0] = math.nan
+    return x
+
+
+def tensors_of(function, *args):
+    return [v for v in pytree.tree_leaves(function(*args)) if isinstance(v, torch.Tensor)]
+
+
+# torch alone computes a mask of one dimension only where it needs a gradient.
+@pytest.mark.parametrize("name", [n for n in CALLS if n != "scaled_dot_product_attention, groups"])
+def test_the_value_is_torchs_at_every_scale(name):
+    """Under a transform it is that of torch's own kernel, to the last bit, in every dtype and where a number is NaN."""
+    f, x = CALLS[name]
+    seen = 0
+    for dtype in DTYPES:
+        for own in [v for unit in UNITS for v in ((x * unit).to(dtype), with_nan((x * unit).to(dtype)))]:
+            try:
+                expected = tensors_of(f, own)
+            except (RuntimeError, ValueError):
+                continue  # what torch does not compute
+            seen += 1
+            with fullgrad.completing():
+                found = tensors_of(lambda x: jvp(f, (x,), (x.cos(),))[0], own)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert seen
+
+
+# Functions of tensors, their arguments, and the gradients of the sum.
+HALF, FULL = torch.tensor([300, 1 / 300, 300, 1 / 300], dtype=torch.float16), torch.tensor([1e30, 1e-30, 1e30, 1e-30])
+UNLIKE = torch.diag(torch.tensor([1e8, 1, 1, 1, 1]))
+GRADIENTS = {
+    "determinant of unlike scales": (torch.linalg.det, UNLIKE, torch.diag(torch.tensor([1, 1e8, 1e8, 1e8, 1e8]))),
+    "determinant in float64": (torch.linalg.det, UNLIKE.double(), torch.diag(torch.tensor([1, 1e8, 1e8, 1e8, 1e8])).double()),
+    "determinant with a small row": (
+        lambda x: torch.linalg.det(x),
+        torch.diag(torch.tensor([1e-30, 1, 0, 3, 1e30])),
+        torch.diag(torch.tensor([0, 0, 3, 0, 0.0])),
+    ),
+    "product in half precision": (torch.prod, HALF, HALF.flip(0)),
+    "product that overflows between": (torch.prod, FULL, FULL.flip(0)),
+    "product next to a small zero": (
+        lambda x: x.prod(0),
+        torch.tensor([[1e-30, 0.0, 2e-30], [0.0, 3e-30, -1e-30]]),
+        torch.tensor([[0.0, 3e-30, -1e-30], [1e-30, 0.0, 2e-30]]),
+    ),
+    "cumulative product": (lambda x: x.cumprod(0)[3], FULL[[0, 1, 1, 0]], FULL[[1, 0, 0, 1]]),
+    "margin of 0": (lambda x: F.multi_margin_loss(x, torch.tensor([0])), torch.tensor([[2.0, 1.0]]), torch.zeros(1, 2)),
+    "margin of 0 of several labels": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([[0, -1]])),
+        torch.tensor([[2.0, 1.0]]),
+        torch.zeros(1, 2),
+    ),
+    "infinite error": (
+        lambda x: F.huber_loss(x, torch.zeros(3), delta=3.0, reduction="sum"),
+        torch.tensor([math.inf, -math.inf, 1.0]),
+        torch.tensor([3.0, -3.0, 1.0]),
+    ),
+    "an end that is no number": (F.hardsigmoid, torch.tensor([math.nan, -3.0, 3.0]), torch.zeros(3)),
+    "the largest of equal distances": (
+        lambda x: torch.cdist(x, torch.zeros(1, 2), p=math.inf),
+        torch.tensor([[3.0, 3.0], [1.0, 2.0]]),
+        torch.tensor([[1.0, 1.0], [0.0, 1.0]]),
+    ),
+    "the largest of equal rows": (
+        lambda w: F.embedding_bag(torch.tensor([[0, 1]]), w, mode="max"),
+        torch.ones(2, 2),
+        torch.tensor([[1.0, 1.0], [0.0, 0.0]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_at_scales_and_kinks(name):
+    """They are finite numbers where the operator has them, and torch's at a kink."""
+    f, x, expected = GRADIENTS[name]
+    loss = lambda x: f(x).sum()  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(grad(loss)(x), expected, rtol=1e-3, atol=0)
+        slope = jvp(loss, (x,), (torch.ones_like(x),))[1]
+        torch.testing.assert_close(slope, expected.sum(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_derivatives_of_long_products_in_half_precision(dtype):
+    """A thousand factors near 1 lose no digits between."""
+    x = (1 + torch.linspace(-0.05, 0.05, 1000)).to(dtype)
+    with fullgrad.completing():
+        for f in (torch.prod, lambda x: x.cumprod(0)[-1]):
+            torch.testing.assert_close(grad(f)(x), (torch.prod(x.double()) / x.double()).to(dtype), rtol=0.01, atol=0)
+
+
+SAMPLES = {
+    "bags": lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="sum"),
+    "means of bags": lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"),
+    "margins": lambda x: F.multi_margin_loss(x, torch.tensor([0, 1, 0, 1]), reduction="none"),
+    "margins of several labels": lambda x: F.multilabel_margin_loss(
+        x, torch.tensor([[0, -1], [1, 0], [1, -1], [0, 1]]), reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_what_is_no_number_stays_in_its_row(name):
+    """In the value under each transform, as in torch."""
+    f = SAMPLES[name]
+    x = torch.arange(8.0).reshape(4, 2).sin()
+    x[1, 1] = math.nan
+    expected = f(x)
+    with fullgrad.completing():
+        values = jvp(f, (x,), (torch.ones_like(x),))[0], vmap(f)(x[None])[0], torch.func.vjp(f, x)[0]
+    for found in values:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_a_matrix_that_is_no_number_stays_alone():
+    """The others of its batch have their determinants and gradients, and a singular one a sign."""
+    x = torch.eye(5).repeat(2, 1, 1)
+    x[1, 2, 2] = math.nan
+    with fullgrad.completing():
+        found = vmap(grad(torch.linalg.det))(x)
+        assert jvp(torch.linalg.slogdet, (torch.zeros(2, 2),), (torch.eye(2),))[0].sign == 0
+    torch.testing.assert_close(found[0], torch.eye(5))
+    assert found[1].isnan().all()
+
+
+def test_logarithms_of_sums_of_complex_exponentials():
+    """They are torch's own."""
+    a, b = torch.tensor([1 + 1j, -0.5j]), torch.tensor([2 - 1j, 3.0])
+    expected = jvp(torch.logaddexp, (a, b), (b, a))
+    with fullgrad.completing():
+        torch.testing.assert_close(jvp(torch.logaddexp, (a, b), (b, a)), expected)
+
+
+def test_running_variances_are_not_below_0():
+    """Those of numbers that hardly differ are torch's, to the last bit."""
+    for dtype in (torch.float32, torch.float64):
+        for spread in (0, 1e-6, 1e-3, 1.0):
+            x = (0.7 + spread * torch.arange(12.0).reshape(4, 3).sin()).to(dtype)
+            kept = [[torch.zeros(3, dtype=dtype), torch.zeros(3, dtype=dtype)] for _ in range(2)]
+            F.batch_norm(x, *kept[0], training=True)
+            with fullgrad.completing():
+                jvp(lambda x: F.batch_norm(x, *kept[1], training=True), (x,), (x,))  # noqa: B023
+            torch.testing.assert_close(kept[1], kept[0], rtol=0, atol=0)
+
+
+def test_the_next_context_takes_no_time():
+    """Kernels stay for it, until torch's operators were called many times outside."""
+    with fullgrad.completing():
+        pass
+    kept, times = _completing._state.library, []
+    for _ in range(20):
+        start = time.perf_counter()
+        with fullgrad.completing():
+            times.append(time.perf_counter() - start)
+    assert min(times) < 1e-4
+    assert _completing._state.library is kept
+
+
+def test_kernels_do_not_stay_forever(monkeypatch):
+    """After many calls outside torch has its own, and the next context brings the others again."""
+    monkeypatch.setattr(_completing, "_MOST_OUTSIDE", 3)
+    with fullgrad.completing():
+        pass
+    for _ in range(5):
+        assert F.glu(X).shape == (2, 2)
+    assert _completing._state.library is None
+    with fullgrad.completing():
+        assert jvp(F.glu, (X,), (X,))[1].shape == (2, 2)
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if not n.startswith(("_native_multi", "_transformer", "ldexp"))])
+def test_the_graph_of_eager_code_is_torchs(name):
+    """Its nodes are those of torch, written in C++, and their number is the same."""
+    f, x = CALLS[name]
+
+    def nodes():
+        seen, todo = [], [f(x.clone().requires_grad_()).grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is not None and node not in seen:
+                seen.append(node)
+                todo += [n for n, _ in node.next_functions]
+        return sorted(n.name() for n in seen)
+
+    expected = nodes()
+    with fullgrad.completing():
+        assert nodes() == expected
+
+
+# --- Backwards of kernels that the CPU lacks, as they are ---------------------------------------------------------------------
+
+
+def given(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def test_backwards_of_attention_on_a_gpu():
+    """Their formulas take what torch's operators do, and give the gradients of queries, keys, values and masks."""
+    q, k, v, mask = *(given(1, 2, 3, 4, seed=s) for s in range(3)), given(1, 2, 3, 3, seed=3)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(q, k, v, mask)
+        alone = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    g = torch.ones_like(y)
+    expected, without = torch.autograd.grad(y, (q, k, v, mask), g), torch.autograd.grad(alone, (q, k, v), g)
+    of = lambda name: BACKWARDS[f"_scaled_dot_product_{name}_backward"][0]  # noqa: E731
+    nothing, needed = [None] * 4, [True] * 4
+    efficient = of("efficient_attention")(g, q, k, v, mask, *nothing, 0.0, needed, False)
+    others = of("fused_attention_overrideable")(g, q, k, v, mask, needed, *nothing, 3, 3, 0.0, False)
+    torch.testing.assert_close([tuple(efficient), tuple(others)], [expected, expected])
+    cudnn = of("cudnn_attention")(g, q, k, v, *nothing, mask, None, None, 3, 3, 0.0, False)
+    torch.testing.assert_close(cudnn, expected[:3])
+    flash = of("flash_attention")(g, q, k, v, *nothing, 3, 3, 0.0, True)
+    torch.testing.assert_close(flash, without)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_backward_of_recurrent_networks_on_a_gpu(bidirectional):
+    """Its formula takes what torch's operator does, and gives the gradients of input, states and weights."""
+    torch.manual_seed(0)
+    network = nn.LSTM(2, 3, 2, bidirectional=bidirectional).double()
+    x, h, c = given(4, 1, 2), *(given(4 if bidirectional else 2, 1, 3, seed=s) for s in (1, 2))
+    y, (last_h, last_c) = network(x, (h, c))
+    weights, g = list(network.parameters()), [v.cos().detach() for v in (y, last_h, last_c)]
+    expected = torch.autograd.grad((y, last_h, last_c), (x, h, c, *weights), g)
+    options = 2, 3, 0, 2, False, 0.0, True, bidirectional, [], None, None, [True] * 4
+    found = BACKWARDS["_cudnn_rnn_backward"][0](x, weights, 4, None, h, c, y, *g, *options)
+    torch.testing.assert_close((*found[:3], *found[3]), expected)

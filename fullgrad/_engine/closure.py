@@ -85,15 +85,19 @@ class Closure:
     def hold_unused(self) -> None:
         """Note the tensors that the functions hold and no call has used, for a function that is called in a derivative alone."""
         self.used = len(self.tensors)
-        for t in [t for _, state in self.states for t in state.values() if isinstance(t, Tensor)]:
+        # Of a module that the call had, a derivative uses what the call has used.
+        of_call = {id(m) for m in held(self.functions[0], *self.objects)[0]} if self.states else set()
+        for t in [t for m, state in self.states if id(m) in of_call for t in state.values() if isinstance(t, Tensor)]:
             self.constant(t, True)
-        others = [t for t in self.held if id(t) not in self.of_modules]
+        others = [t for m, state in self.states if id(m) not in of_call for t in state.values() if isinstance(t, Tensor)]
+        others = list({id(t): t for t in (*others, *[t for t in self.held if id(t) not in self.of_modules])}.values())
         for t, needed in zip(others, are_differentiated(seen(others)) if others else [], strict=True):
             if needed:
                 self.noted(t)
                 self.is_plain = False
             else:
                 self.constant(t, True)
+                self.made[id(t)] = weakref.ref(t)  # also one that a transform has made
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         """``function(*given)`` without derivatives by other tensors, which are noted; with values for those of `hold`.

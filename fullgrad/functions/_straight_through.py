@@ -15,6 +15,7 @@ from fullgrad._engine.operator import P, made
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import CHANGED, leaves_of, versions_of
 from fullgrad._engine.surroundings import Surroundings
+from fullgrad.functions._reference import WithReference
 
 
 def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> Callable[P, Tensor]:
@@ -26,9 +27,9 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
     at every order. The forward calls ``hard`` only; ``soft`` is called when a derivative is computed, once for each. Saved: the
     inputs that are tensors. Under ``vmap`` both functions see one sample.
 
-    Both must be functions of their arguments alone: the gradient of a tensor that ``soft`` closes over, such as a parameter of a
-    module, would be lost, as ``soft`` is not called before the backward. Such a ``soft`` raises; :func:`st` and
-    :func:`grad_replace` take it.
+    A tensor that ``soft`` captures, such as a parameter of a module, gets its derivative too, as in :func:`with_reference`, if it
+    requires a gradient or belongs to a transform when the operator is made. One that does only later raises, since ``soft`` is
+    not called before the backward.
 
     Args:
         hard: Called with the inputs; returns a tensor.
@@ -38,10 +39,9 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
         The operator, a function of positional arguments. It can be pickled and copied where ``hard`` and ``soft`` can.
 
     Raises:
-        TypeError: One of the two is not callable, or ``soft`` closes over a tensor that requires a gradient or over a module
-            that has one.
-        RuntimeError: When the derivative is taken: ``soft`` made use of such a tensor, or its output differs from that of
-            ``hard`` in shape or dtype.
+        TypeError: One of the two is not callable. When the derivative is taken: the outputs have two dtypes.
+        RuntimeError: When the derivative is taken: ``soft`` used a tensor that requires a gradient and could not be seen when the
+            operator was made, or its output differs from that of ``hard``.
 
     Example:
         >>> import torch, fullgrad
@@ -54,7 +54,8 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
     for argument, function in (("hard", hard), ("soft", soft)):
         if not callable(function):
             raise TypeError(f"straight_through: `{argument}` must be callable, got a value of type {type(function).__name__}.")
-    _refuse_closures(soft)
+    if _captures(soft):
+        return CapturingStraightThrough(hard, soft)
     apply = _operator(getattr(hard, "__name__", type(hard).__name__), hard, soft).apply
     return made(apply, straight_through, hard, soft)
 
@@ -147,13 +148,18 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
         )
 
 
-def _refuse_closures(soft: Any) -> None:
-    """Refuse tensors that a function holds, by itself or in modules, if they need a derivative; checked before any call."""
+class CapturingStraightThrough(WithReference[P, Tensor]):
+    """The operator of a ``soft`` whose captured tensors have derivatives."""
+
+    kind = "straight_through"
+
+    def __init__(self, hard: Callable[..., Any], soft: Callable[..., Any]) -> None:
+        super().__init__(hard, soft, None, (), "map", None)
+        self.made_of = hard, soft
+
+
+def _captures(soft: Any) -> bool:
+    """Whether a function holds tensors that need a derivative, by itself or in modules."""
     modules, tensors = held(soft)
-    for value, parameters in [*[(m, [*m.parameters()]) for m in modules], *[(t, [t]) for t in tensors]]:
-        if any(map(level_of, parameters)) or any(p.requires_grad for p in parameters) or any(are_differentiated(parameters)):
-            raise TypeError(
-                "straight_through: `soft` must be a function of its arguments, got one that closes over "
-                f"a {type(value).__name__} that requires a gradient or belongs to a transform. Pass it as an argument, or use st "
-                "or grad_replace."
-            )
+    tensors = [*tensors, *[p for m in modules for p in m.parameters()]]
+    return any(map(level_of, tensors)) or any(t.requires_grad for t in tensors) or any(are_differentiated(tensors))

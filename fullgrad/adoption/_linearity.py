@@ -22,6 +22,12 @@ TRANSPOSE, IDENTITY = "transpose", "identity"
 _NOT_LINEAR = "its backward is no linear, differentiable function of the gradient"
 _UNKNOWN = "its backward could not be tried with random numbers; call it once in eager forward mode before"
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 _MOST = 64  # verdicts of one class, so that arguments that change at each call do not add up
 
 _verdicts: Any = weakref.WeakKeyDictionary()
@@ -103,9 +109,18 @@ def _random_like(tensor: Tensor) -> Tensor:
 def _try(call: Any, tensors: Any, outs: Any) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
     tangents = [torch.randn_like(t) if needed else None for t, needed in zip(tensors, call.needed, strict=True)]
-    pull = _pull(call, flat, tangents, [lambda o=o: torch.zeros_like(o) for o in outs[: call.count]])
-    if is_linear(pull, [outs[i] for i in call.free]):
+
+    def linear_with(kept: Sequence[Tensor]) -> bool:
+        """Whether the backward is linear, with what its forward has kept in this dtype or in a wider one."""
+        results = kept[len(tensors) :]
+        pull = _pull(call, kept, tangents, [lambda o=o: torch.zeros_like(o) for o in results[: call.count]])
+        return is_linear(pull, [results[i] for i in call.free])
+
+    if linear_with(flat):
         return TRANSPOSE
+    with contextlib.suppress(Exception):  # code for one dtype alone
+        if linear_with([t.to(_WIDE.get(t.dtype, t.dtype)) for t in flat]):  # it was rounding
+            return TRANSPOSE
     alone = call.count == 1 and sum(t is not None for t in tangents) == 1
     x = next(x for x, t in zip(call.in_front(*tensors), tangents, strict=True) if t is not None)
     return IDENTITY if alone and torch.equal(x, outs[0]) else _NOT_LINEAR

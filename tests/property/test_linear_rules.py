@@ -66,20 +66,21 @@ def test_linear_rules_are_not_refused(carrier, of):
     transposed(f, push if carrier == "custom_jvp" else pull, carrier, x)
 
 
-def cancelling(x, v):
-    """The derivative of a sum of weights that sum to 1, which is 0: only rounding errors are left of it."""
-    p = torch.softmax(x, -1)
-    pv = p * v
-    return (pv - p * pv.sum()).sum() * torch.sin(x)
+def places(x):
+    """Soft places of a standardized row: in a row of two there is nothing but rounding errors in most of the derivative."""
+    weights = soft.argsort(x, softness=1.0, mode="c1", method="neuralsort")
+    return weights @ torch.arange(len(x), dtype=x.dtype)
 
 
 @pytest.mark.parametrize("carrier", ["custom_jvp", "custom_vjp", "custom_gradient", "adopt"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_terms_that_cancel_are_no_verdict(carrier, dtype):
-    """A linear rule that is 0 but for rounding errors is not refused, and its transpose is as small."""
-    for n in range(2, 12):
-        x = torch.linspace(-1.0, 1.3, n, dtype=dtype)
-        assert transposed(torch.sin, cancelling, carrier, x).abs().max() < 100 * torch.finfo(dtype).eps
+    """A linear rule whose terms cancel is not refused, and its transpose is as small, whatever the input."""
+    push, pull = lambda x, t: jvp(places, (x,), (t,))[1], lambda x, g: vjp(places, x)[1](g)[0]
+    for seed in range(20):
+        x = torch.randn(2, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+        found = transposed(places, push if carrier == "custom_jvp" else pull, carrier, x)
+        assert found.abs().max() < 1e-3
 
 
 NOT_LINEAR = {

@@ -1,4 +1,4 @@
-"""Rules that are linear are never taken for others, whatever their rounding errors; others are refused however few numbers show it."""
+"""Rules that are linear are not refused, whatever their rounding errors; others are, however few numbers show it."""
 
 import pytest
 import torch

@@ -2,8 +2,11 @@ r"""A numerical test whether a function is linear and differentiable, so that au
 
 The transpose of a linear function :math:`L` is its derivative's, taken at a point that is not special: not at 0, which code may
 leave out. Transposed twice at a random :math:`v`, the function must give :math:`L(h)` for random :math:`h` of several magnitudes,
-with zeros among them, and for 0. A function that clips at more than the largest magnitude, or rounds to a dtype as autograd's
-gradient of that conversion does, passes.
+with zeros among them, for :math:`-v`, and for 0. A function that clips at more than the largest magnitude, or rounds to a dtype
+as autograd's gradient of that conversion does, passes.
+
+Both are equal up to rounding: that of the result, or in float64, where terms may cancel, of the terms. The latter is measured, as
+the change of the result where the elements of :math:`h` change in their last digit: code that is not linear changes as little.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +17,15 @@ from torch import Tensor
 from fullgrad._dispatch import below_transforms, innermost, vjp
 from fullgrad._engine.generators import same_draws
 
+_Function = Callable[..., Sequence[Tensor]]
+
 _SCALES = (1e-3, 1.0, 1e4)  # clipping or normalizing shows at one of them
 _OF_HALF = (1e-3, 1.0, 1e2)  # float16 ends at 65504
 GENERIC = 0.7  # a number that no code treats specially
+_TRIES = 8  # of numbers next to others
 
 
-def is_linear(
-    function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor], precisions: Sequence[torch.dtype] | None = None
-) -> bool:
+def is_linear(function: _Function, arguments: Sequence[Tensor], precisions: Sequence[torch.dtype] | None = None) -> bool:
     """Whether a function is linear in all its arguments together, which are tensors like the given ones, up to rounding: that of
     its results, or of other dtypes for each.
     """
@@ -30,6 +34,7 @@ def is_linear(
     def drawn() -> list[list[Tensor]]:
         scales = _OF_HALF if any(a.dtype == torch.float16 for a in arguments) else _SCALES
         hs = [[scale * torch.randn_like(a) for a in arguments] for scale in (1.0, *scales)]
+        hs.append([-h for h in hs[0]])  # the sign shows here, however few elements there are
         return hs + [[torch.where(torch.rand_like(h.abs()) < share, h, 0) for h in hs[2]] for share in (0.5, 0.0)]
 
     # A function may close over tensors of transforms, below which the numbers are drawn, as in vmap they may not be.
@@ -39,19 +44,58 @@ def is_linear(
     with same_draws():  # each call of the function begins with the same state
         cotangents = below_transforms(lambda: [torch.randn(y.shape, dtype=y.dtype, device=y.device) for y in values])
         again = vjp(push, tuple(cotangents))[1]
+    both = outputs, lambda *h: again(h)[0]
+    are_precise = all(a.dtype in (torch.float64, torch.complex128) for a in arguments)
     for h in hs:
-        with same_draws():  # the function may draw: the same numbers each time
-            expected = outputs(*h)
-        if any(map(_differs, again(tuple(h))[0], expected, precisions or [y.dtype for y in expected])):
-            return False
+        expected, found = [_called(f, h) for f in both]
+        dtypes = precisions or [y.dtype for y in expected]
+        if any(map(_differs, found, expected, dtypes)):
+            noise = [_noise(f, h, y) for f, y in zip(both, (expected, found), strict=True)] if are_precise else []
+            if not noise or any(map(_differs, found, expected, dtypes, map(torch.add, *noise))):
+                return False
     return True
 
 
-def _differs(found: Tensor, expected: Tensor, precision: torch.dtype) -> bool:
+def _called(function: _Function, h: Sequence[Tensor]) -> Sequence[Tensor]:
+    with same_draws():  # the function may draw: the same numbers each time
+        return function(*h)
+
+
+def _noise(function: _Function, h: Sequence[Tensor], value: Sequence[Tensor]) -> list[Tensor]:
+    """How much each result changes at most where the elements of h change in their last digit, by a few tries."""
+
+    def near() -> list[Tensor]:
+        return [x * (1 + torch.finfo(x.dtype).eps * torch.sign(torch.rand_like(x.abs()) - 0.5)) for x in h]
+
+    most = [torch.zeros_like(_largest(y)) for y in value]
+    for _ in range(_TRIES):
+        changed = _called(function, below_transforms(near))
+        most = [torch.maximum(m, _largest(y - y0)) for m, y, y0 in zip(most, changed, value, strict=True)]
+    return most
+
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which rounding hardly matters."""
+    return _WIDER.get(dtype, dtype)
+
+
+def _differs(found: Tensor, expected: Tensor, precision: torch.dtype, noise: Tensor | float = 0.0) -> bool:
     """Whether tensors differ by more than rounding in a dtype. Nonfinite elements are skipped: eager double backward has them."""
-    if not found.numel():
-        return False
-    both = found.isfinite() & expected.isfinite()
-    error, size = [torch.where(both, v.abs(), 0) for v in (found - expected, expected)]
-    differs = (error > min(1e3 * torch.finfo(precision).eps, 0.1) * size.amax()).any()
-    return bool(innermost(differs).any())
+    eps, both = torch.finfo(precision).eps, found.isfinite() & expected.isfinite()
+    error, size = [_largest(torch.where(both, v, 0)) for v in (found - expected, expected)]
+    # Rules lose some digits; half of those of float64 are enough to tell.
+    return bool(innermost(error > min(max(1e3 * eps, 1e-8), 0.1) * size + 1e2 * noise).any())
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest absolute value among the finite elements."""
+    size = x.abs()
+    return torch.where(size.isfinite(), size, 0).amax() if size.numel() else size.sum()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, vjp, without_modes
 from fullgrad._engine.generators import same_draws
-from fullgrad._engine.linearity import GENERIC, is_linear
+from fullgrad._engine.linearity import GENERIC, is_linear, wider
 from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
 
 TRANSPOSE, IDENTITY = "transpose", "identity"
@@ -103,9 +103,18 @@ def _random_like(tensor: Tensor) -> Tensor:
 def _try(call: Any, tensors: Any, outs: Any) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
     tangents = [torch.randn_like(t) if needed else None for t, needed in zip(tensors, call.needed, strict=True)]
-    pull = _pull(call, flat, tangents, [lambda o=o: torch.zeros_like(o) for o in outs[: call.count]])
-    if is_linear(pull, [outs[i] for i in call.free]):
+
+    def linear_with(kept: Sequence[Tensor]) -> bool:
+        """Whether the backward is linear, with what its forward has kept in this dtype or in a wider one."""
+        results = kept[len(tensors) :]
+        pull = _pull(call, kept, tangents, [lambda o=o: torch.zeros_like(o) for o in results[: call.count]])
+        return is_linear(pull, [results[i] for i in call.free])
+
+    if linear_with(flat):
         return TRANSPOSE
+    with contextlib.suppress(Exception):  # code for one dtype alone
+        if linear_with([t.to(wider(t.dtype)) for t in flat]):  # it was rounding
+            return TRANSPOSE
     alone = call.count == 1 and sum(t is not None for t in tangents) == 1
     x = next(x for x, t in zip(call.in_front(*tensors), tangents, strict=True) if t is not None)
     return IDENTITY if alone and torch.equal(x, outs[0]) else _NOT_LINEAR

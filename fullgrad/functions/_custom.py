@@ -30,7 +30,7 @@ from fullgrad._dispatch import (
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Refusing
 from fullgrad._engine.generators import same_draws
-from fullgrad._engine.linearity import is_linear
+from fullgrad._engine.linearity import is_linear, wider
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
@@ -680,19 +680,6 @@ def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like:
             return below_transforms(attempt)
     except Exception:
         return None
-
-
-_WIDER = {
-    torch.float32: torch.float64,
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.complex64: torch.complex128,
-}
-
-
-def wider(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which rounding hardly matters."""
-    return _WIDER.get(dtype, dtype)
 
 
 def widened(like: Sequence[Any]) -> list[Any]:

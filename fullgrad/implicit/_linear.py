@@ -62,6 +62,7 @@ def cg_and_curvature(
         w, r, before = w + step * p, r - step * product, square
         square = torch.where(runs, dot(r, r), square)
         p = r + square / nonzero(before) * p
+    w = torch.where(square.isnan(), square, w)  # an infinite product makes a step of 0
     return w * unit, ((least <= 0) & (most >= 0)).squeeze(-1)
 
 

@@ -41,12 +41,13 @@ def ndcg(
         D_x = \frac{\partial L}{\partial r} \frac{\partial r}{\partial x}
 
     for each row: the gain *a* of an element is its relevance *v*, or :math:`2^v - 1`; its rank, 1 for the highest score, is that
-    of :func:`fullgrad.soft.rank`; *C* is 1 without ``k``. The cut is as wide as the softness *s*, counted in ranks: *n s* of a
-    row that is standardized, else *n s* over the range of the row. Its tail is that of a reciprocal, so that elements far below
-    the cut have a gradient. *Z* is the sum for hard ranks in the best order. As the softness becomes small the loss tends to
-    ``1 - sklearn.metrics.ndcg_score``, but for equal scores, which share the mean of their discounts there, and the discount of
-    their mean rank here. Derivatives of every order are the true ones of the soft loss,
-    to which that range is a constant.
+    of :func:`fullgrad.soft.rank`, but nothing is added to the variance of a row that is standardized, so that the unit of scores
+    does not matter. *C* is 1 without ``k``, and in a row of no more than ``k`` elements. The cut is as wide as the softness *s*,
+    counted in ranks: *n s* of a row that is standardized, else *n s* over the range of the row; with the mode ``"hard"`` it is a
+    step. Its tail is that of a reciprocal, so that elements far below the cut have a gradient. *Z* is the sum for hard ranks in
+    the best order. As the softness becomes small the loss tends to ``1 - sklearn.metrics.ndcg_score``, but for equal scores,
+    which share the mean of their discounts there, and the discount of their mean rank here. Derivatives of every order are the
+    true ones of the soft loss, to which that range is a constant.
 
     By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
     minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the

@@ -33,8 +33,10 @@ def spearman(
         D_x = \frac{\partial L}{\partial r} \frac{\partial r}{\partial x}
 
     for each row: 0 where prediction and target have the same order, 2 where it is reversed. The ranks *r* are those of
-    :func:`fullgrad.soft.rank` and the ranks *q* of the target hard; equal targets share the mean of their ranks. As the softness
-    becomes small the loss tends to ``1 - scipy.stats.spearmanr``. Derivatives of every order are the true ones of the soft loss.
+    :func:`fullgrad.soft.rank`, but nothing is added to the variance of a row that is standardized, so that the unit of
+    predictions does not matter. The ranks *q* of the target are hard; equal targets share the mean of their ranks. As the
+    softness becomes small the loss tends to ``1 - scipy.stats.spearmanr``. Derivatives of every order are the true ones of the
+    soft loss.
 
     By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
     minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the

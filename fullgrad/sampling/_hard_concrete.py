@@ -31,8 +31,8 @@ def hard_concrete(
         y = \operatorname{clamp}(s (\zeta - \gamma) + \gamma,\ 0,\ 1)
 
     Not in training :math:`s = \sigma(\log \alpha)`, and nothing is drawn. The derivative is the true one, of every order, the
-    bounds included, of the noise too. The probability that the gate is not 0 is :func:`hard_concrete_l0`. Saved: s, and its
-    stretched copy.
+    bounds included, of the noise too. The probability that the gate is not 0 is :func:`hard_concrete_l0`. u = 0 counts as the
+    smallest normal number of float32, or of float64 for such noise. Saved: s, and its stretched copy.
 
     Args:
         log_alpha: The logits of the gates, any shape; floating.

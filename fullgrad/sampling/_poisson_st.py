@@ -20,8 +20,8 @@ def poisson_st(rate: Tensor, *, noise: Tensor | None = None, generator: Generato
         D_\lambda = 1
 
     The count is found by bisection of the distribution function in float64, from a rate of 2^20 on by Giles's expansion of its
-    inverse. It is 0 at rate 0, and NaN where the rate is NaN or negative. u = 0 counts as the smallest normal number. Higher
-    derivatives are 0. Nothing is saved.
+    inverse. It is 0 at rate 0, and NaN where the rate is NaN or negative. u = 0 counts as the smallest normal number of
+    float32, or of float64 for such noise. Higher derivatives are 0. Nothing is saved.
 
     On a device the host waits once, for the number of steps of a bisection.
 
@@ -57,7 +57,8 @@ class PoissonST(StraightThrough):
     @opaque("poisson_quantile", fake=lambda rate, noise: torch.empty_like(rate), reads_values=True)
     def forward(rate: Tensor, noise: Tensor) -> Tensor:
         """The smallest count whose distribution function is above the noise."""
-        rates, u = rate.double(), noise.clamp(min=torch.finfo(noise.dtype).tiny).double()
+        least = torch.finfo(torch.promote_types(noise.dtype, torch.float32)).tiny
+        rates, u = rate.double(), noise.double().clamp(min=least)
         wide = torch.where(rates < _LARGE, rates, 0)
         # Less probability than the smallest u is below the brackets, and less than the smallest 1 - u above them.
         deviation = wide.sqrt()

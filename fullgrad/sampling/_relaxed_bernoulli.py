@@ -20,7 +20,8 @@ def relaxed_bernoulli(
         D_\tau = -\frac{s (1 - s) (\theta - \operatorname{logit} u)}{\tau^2}
 
     The derivative is the true one, of every order, of the noise too. s is above 1/2 where :func:`bernoulli_logits_st` of the
-    same noise is 1. u = 0 counts as the smallest normal number. Saved: the value; the scores where ``tau`` is a tensor.
+    same noise is 1. u = 0 counts as the smallest normal number of float32, or of float64 for such noise. Saved: the value; the
+    scores where ``tau`` is a tensor.
 
     Args:
         logits: The logits θ, any shape; floating.
@@ -54,6 +55,6 @@ def relaxed_bernoulli(
 def binary_concrete(logits: Tensor, tau: Temperature, noise: Tensor) -> Tensor:
     """The value of `relaxed_bernoulli`, in float32 at least."""
     wide, tau, noise = to_opmath(logits, tau, noise)
-    u = noise.clamp(min=torch.finfo(noise.dtype).tiny)
+    u = noise.clamp(min=torch.finfo(noise.dtype).tiny)  # less than any other number of half precision
     # Its rules multiply no infinity by a slope of 0, at any temperature.
     return Sigmoidal.apply(wide - (u.log() - torch.log1p(-u)), tau, "smooth", False)

@@ -150,8 +150,8 @@ class Histogram(Function):
             terms = [_slopes(z, wide_s, half, mode) * to_x] if to_x is not None else []
             if to_s is not None:
                 terms.append(_by_softness(z, wide_s, half, mode) * to_s)
-            if wide_w is not None:
-                terms = [term * (wide_w.unsqueeze(-1) if wide_w.ndim else wide_w) for term in terms]
+            if wide_w is not None and terms:  # once, as infinite products may cancel
+                terms = [_sum(terms) * (wide_w.unsqueeze(-1) if wide_w.ndim else wide_w)]
             if to_w is not None:
                 terms.append(Between.apply(z, wide_s, half, mode, False) * to_w)
             return _sum(terms).sum(-2)

@@ -1,10 +1,12 @@
 """The solvers: of linear equations next to numpy, and of equations next to scipy and closed forms."""
 
+import math
+
 import numpy
 import pytest
 import scipy.optimize
 import torch
-from torch.func import vmap
+from torch.func import jvp, vjp, vmap
 
 from fullgrad import implicit
 from fullgrad.implicit._linear import LU, norm, normal_cg
@@ -217,3 +219,22 @@ def test_gmres_and_anderson_under_autocast(dtype):
         found, pull = both()
         torch.testing.assert_close(found, value)
         torch.testing.assert_close(pull(torch.ones(8))[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:implicit.root. quotient. the solution leaves a residual of nan")
+@pytest.mark.parametrize("place", ["of the matrix", "of the right-hand side"])
+@pytest.mark.parametrize("linear_solve", ["dense", "cg", "normal_cg", "gmres"])
+def test_an_infinite_coefficient_makes_no_finite_number_that_is_wrong(linear_solve, place):
+    """A derivative is the true one, or NaN, where a step of 0 in an infinite direction would end the iteration at 0."""
+    x, y = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    (y if place == "of the matrix" else x)[2] = math.inf
+
+    @implicit.root(lambda z, x, y: z + y * z - x, linear_solve=linear_solve)
+    def quotient(init, x, y):
+        return x / (1 + y)
+
+    for i, true in ((0, 1 / (1 + y)), (1, -x / (1 + y) ** 2)):
+        f = lambda v: quotient(y, *[v if i == j else w for j, w in enumerate((x, y))])  # noqa: B023, E731
+        one = torch.ones_like(x)
+        for found in (jvp(f, ((x, y)[i],), (one,))[1], vjp(f, (x, y)[i])[1](one)[0]):
+            assert not ((found != true) & found.isfinite() & ((found - true).abs() > 1e-9)).any()

@@ -134,6 +134,31 @@ def test_descent_sorts(method):
 # --- ndcg -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("k", [1, 4, 5, 6, None])
+def test_the_formula_of_ndcg(k, standardize):
+    """The discounts of soft ranks times a cut, and their derivatives; from as many elements as there are on, there is no cut."""
+    x, v, s, n = rows(3, 5), rows(3, 5, seed=1).abs(), 0.2, 5
+
+    def by_hand(x):
+        deviation = x.std(1, keepdim=True, correction=0)
+        z = torch.sigmoid((x - x.mean(1, keepdim=True)) / deviation) if standardize else x
+        r = soft.rank(z, 1, softness=s, method="neuralsort", standardize=False)
+        width = n * s / (1 if standardize else (x.amax(1, keepdim=True) - x.amin(1, keepdim=True)).detach())
+        places = torch.arange(1, n + 1).double()
+        cut = lambda r: 1 if k is None or k >= n else 0.5 + torch.atan((k + 0.5 - r) / width) / math.pi  # noqa: E731
+        best = v.sort(1, descending=True).values * cut(places) / torch.log2(1 + places)
+        return 1 - (v * cut(r) / torch.log2(1 + r)).sum(1) / best.sum(1)
+
+    operator = lambda x: losses.ndcg(  # noqa: E731
+        x, v, k, softness=s, method="neuralsort", standardize=standardize, reduction="none"
+    )
+    close(operator(x), by_hand(x))
+    close(grad(lambda x: operator(x).sum())(x), grad(lambda x: by_hand(x).sum())(x))
+    x = x * 1e-4  # nothing is added to the variance
+    close(operator(x), by_hand(x))
+
+
 def exact(scores, relevance, k=None, exponential=False):
     """The definition, of one row without ties of scores."""
     gains = [2.0**v - 1 if exponential else float(v) for v in relevance.tolist()]

@@ -498,3 +498,40 @@ def test_second_derivatives_by_the_temperature_are_true(function, tau):
         for outer in (grad, jacfwd):
             for inner in (grad, jacfwd):
                 assert outer(inner(f))(t).item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def smallest_noise(dtype, numbers):
+    """Numbers with noise of 0, next to it and next to 1, and the same noise in float64, with what 0 counts as."""
+    finfo = torch.finfo(dtype)
+    u = torch.tensor([0.0, finfo.smallest_normal * finfo.eps, finfo.smallest_normal, finfo.eps, 0.25, 1 - finfo.eps], dtype=dtype)
+    wide = u.double().clamp(min=torch.finfo(torch.promote_types(dtype, torch.float32)).tiny)
+    return torch.broadcast_tensors(numbers.to(dtype)[:, None], u, wide)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_noise_of_0_counts_as_less_than_other_noise(dtype):
+    """The smallest numbers of each dtype are what they are, 0 is a smallest normal one, and values are those of float64."""
+    logits, u, wide = smallest_noise(dtype, torch.tensor([-200.0, -80, -60, -16, -8, -0.5, 0, 3, 8, 15]))
+    for tau in (2 / 3, 64.0):
+        s = torch.sigmoid((logits.double() - torch.log(wide) + torch.log1p(-wide)) / tau)
+        eps = 8 * max(torch.finfo(dtype).eps, torch.finfo(torch.float64).eps)
+        torch.testing.assert_close(sampling.relaxed_bernoulli(logits, tau, noise=u).double(), s, rtol=4 * eps, atol=eps)
+        gate = (s * 1.2 - 0.1).clamp(0, 1)
+        torch.testing.assert_close(sampling.hard_concrete(logits, tau, noise=u).double(), gate, rtol=4 * eps, atol=eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_counts_of_the_smallest_noise(dtype):
+    """A count is that of the same noise in float64, in which the smallest numbers of each dtype are different."""
+    rates, u, wide = smallest_noise(dtype, torch.tensor([0.5, 9.0, 12.0, 40.0, 200.0]))
+    assert torch.equal(sampling.poisson_st(rates, noise=u).double(), sampling.poisson_st(rates.double(), noise=wide))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_relaxed_sample_is_on_the_side_of_the_hard_one(dtype):
+    """Also for noise of 0, as long as the probability is a normal number."""
+    logits, u, _ = smallest_noise(dtype, torch.linspace(-85, 85, 501))
+    hard = sampling.bernoulli_logits_st(logits, noise=u)
+    soft = sampling.relaxed_bernoulli(logits, 1e-3, noise=u)
+    near = (logits.double() - torch.logit(u.double())).abs() < 1  # a probability next to 1 is rounded
+    assert torch.equal((soft > 0.5)[~near], (hard > 0.5)[~near])

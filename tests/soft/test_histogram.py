@@ -6,7 +6,7 @@ import mpmath
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
-from torch.func import grad, jacfwd, jacrev, vmap
+from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
 from fullgrad import soft
 
@@ -252,3 +252,13 @@ def test_counts_have_all_digits_at_every_softness(mode, softness):
         found = [f(x, s)[None], transform(f)(x, s), transform(f, 1)(x, s)[None]]
         for a, b in zip(found, expected, strict=True):
             assert (a - b).abs().max() <= 1e-5 * b.abs().max() + 1e-25
+
+
+@pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2", "laplace"])
+def test_an_infinite_weight_multiplies_the_sum_of_the_tangents(mode):
+    """The tangents of the sample and of its softness are summed before: as infinite products they could cancel to NaN."""
+    x, s = torch.tensor([0.4]), torch.tensor([0.25])
+    for tangent in (0.1, 1.0, 10.0, -1.0):
+        f = lambda w: lambda x, s: soft.histogram(x, 3, -0.2, 1.0, softness=s, mode=mode, weight=torch.tensor([w]))  # noqa: E731
+        of_one, of_infinity = [jvp(f(w), (x, s), (torch.tensor([tangent]), torch.ones(1)))[1] for w in (1.0, math.inf)]
+        assert torch.equal(of_infinity[of_one != 0], (of_one * math.inf)[of_one != 0])

@@ -100,7 +100,9 @@ def _eligible(op: Any, function: Callable[..., Any], dtype: torch.dtype, in_plac
         if not of or any(v.layout != torch.strided or v.is_nested or v.numel() > _MOST for v in inputs):
             continue
 
-        def outputs(*xs: Tensor, leaves: Any = leaves, spec: Any = spec, where: Any = where, of: Any = of, sample: Any = sample) -> Any:
+        def outputs(
+            *xs: Tensor, leaves: Any = leaves, spec: Any = spec, where: Any = where, of: Any = of, sample: Any = sample
+        ) -> Any:
             own = list(leaves)
             for k, (i, x) in enumerate(zip(where, xs, strict=True)):
                 own[i] = x if k in of else x.clone()  # which the call may change
@@ -121,7 +123,9 @@ def _floating(y: Any) -> list[Tensor]:
 OWN: list[Sample] = []
 
 
-def _own(name: str, f: Callable[..., Any], *inputs: Tensor, surrogate: Callable[..., Any] | None = None, constant: Any = ()) -> None:
+def _own(
+    name: str, f: Callable[..., Any], *inputs: Tensor, surrogate: Callable[..., Any] | None = None, constant: Any = ()
+) -> None:
     def outputs(*xs: Tensor) -> list[Tensor]:
         torch.default_generator.manual_seed(0)
         return _floating(f(*xs))
@@ -138,7 +142,9 @@ def _numbers(*shape: int, low: float | None = None, high: float = 1.0) -> Tensor
     return torch.rand(shape, dtype=torch.float64, generator=generator) * (high - low) + low
 
 
-def _module(make: Callable[[], nn.Module], call: Callable[[nn.Module, Sequence[Tensor]], Any] | None, *inputs: Tensor, name: str = "") -> None:
+def _module(
+    make: Callable[[], nn.Module], call: Callable[[nn.Module, Sequence[Tensor]], Any] | None, *inputs: Tensor, name: str = ""
+) -> None:
     """A module as a function of its inputs and parameters; its buffers are new in each call."""
     torch.default_generator.manual_seed(0)
     module = make().double()
@@ -149,7 +155,9 @@ def _module(make: Callable[[], nn.Module], call: Callable[[nn.Module, Sequence[T
 
     def f(*xs: Tensor) -> Any:
         state = dict(zip(names, xs[len(inputs) :], strict=True)) | {n: b.clone() for n, b in buffers.items()}
-        return torch.func.functional_call(_Called(module, run), {f"module.{n}": v for n, v in state.items()}, (xs[: len(inputs)],))
+        return torch.func.functional_call(
+            _Called(module, run), {f"module.{n}": v for n, v in state.items()}, (xs[: len(inputs)],)
+        )
 
     _own(name or f"nn.{type(module).__name__}", f, *inputs, *parameters)
 
@@ -186,10 +194,18 @@ def _fill() -> None:
             lambda q, k, v, mask=mask: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[0],
             *(q, k, v),
         )
-    _own("_scaled_dot_product_attention_math", lambda q, k, v: aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, True)[0], q, k, v)
+    _own(
+        "_scaled_dot_product_attention_math",
+        lambda q, k, v: aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, True)[0],
+        q,
+        k,
+        v,
+    )
     _own("scaled_dot_product_attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5), q, k, v)
     for batch_first in (True, False):
-        _module(lambda b=batch_first: nn.MultiheadAttention(4, 2, batch_first=b), lambda m, xs: m(xs[0], xs[0], xs[0]), x(2, 3, 4))
+        _module(
+            lambda b=batch_first: nn.MultiheadAttention(4, 2, batch_first=b), lambda m, xs: m(xs[0], xs[0], xs[0]), x(2, 3, 4)
+        )
     _module(lambda: nn.TransformerEncoderLayer(4, 2, 4, dropout=0.0, batch_first=True), None, x(2, 3, 4))
     _module(lambda: nn.TransformerDecoderLayer(4, 2, 4, dropout=0.0, batch_first=True), None, x(1, 2, 4), x(1, 3, 4))
     # Norms, as exported graphs have them.
@@ -207,7 +223,13 @@ def _fill() -> None:
             *(a, w, b, mean, var),
             constant=(3, 4),
         )
-    _own("_native_batch_norm_legit.no_stats", lambda a, w, b: aten._native_batch_norm_legit.no_stats(a, w, b, True, 0.1, 1e-5)[0], a, w, b)
+    _own(
+        "_native_batch_norm_legit.no_stats",
+        lambda a, w, b: aten._native_batch_norm_legit.no_stats(a, w, b, True, 0.1, 1e-5)[0],
+        a,
+        w,
+        b,
+    )
     _own(
         "_native_batch_norm_legit_no_training",
         lambda a, w, b, m, s: aten._native_batch_norm_legit_no_training(a, w, b, m, s, 0.1, 1e-5)[0],
@@ -223,7 +245,11 @@ def _fill() -> None:
     _own("native_layer_norm", lambda a, w, b: aten.native_layer_norm(a, [4], w, b, 1e-5)[0], x(3, 4), x(4), x(4))
     _own("native_group_norm", lambda a, w, b: aten.native_group_norm(a, w, b, 2, 4, 3, 2, 1e-5)[0], x(2, 4, 3), x(4), x(4))
     _own("_fused_rms_norm", lambda a, w: aten._fused_rms_norm(a, [4], w, 1e-5)[0], x(3, 4), x(4))
-    for norm, shape in ((nn.BatchNorm1d(2, track_running_stats=False), (3, 2)), (nn.InstanceNorm1d(2, affine=True), (2, 2, 4)), (nn.SyncBatchNorm(2, track_running_stats=False), (3, 2))):
+    for norm, shape in (
+        (nn.BatchNorm1d(2, track_running_stats=False), (3, 2)),
+        (nn.InstanceNorm1d(2, affine=True), (2, 2, 4)),
+        (nn.SyncBatchNorm(2, track_running_stats=False), (3, 2)),
+    ):
         _module(lambda norm=norm: norm, None, x(*shape))
     # Quantization-aware training.
     _fake_quantization()
@@ -231,30 +257,62 @@ def _fill() -> None:
     target, lengths = torch.tensor([[1, 2], [2, 1]]), (torch.tensor([4, 4]), torch.tensor([2, 1]))
     _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, *lengths, reduction="none"), x(4, 2, 3))
     _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, (4, 4), (2, 1)), x(4, 2, 3))
-    for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.binary_cross_entropy_with_logits, F.poisson_nll_loss):
+    for loss in (
+        F.mse_loss,
+        F.l1_loss,
+        F.smooth_l1_loss,
+        F.huber_loss,
+        F.soft_margin_loss,
+        F.binary_cross_entropy_with_logits,
+        F.poisson_nll_loss,
+    ):
         _own(f"nn.functional.{loss.__name__}", lambda s, t, loss=loss: loss(s, t), x(3, 2), x(3, 2), constant=(1,))
-    _own("nn.functional.embedding_bag", lambda w, s: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, per_sample_weights=s, mode="sum"), x(4, 2), x(2, 2))
+    _own(
+        "nn.functional.embedding_bag",
+        lambda w, s: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, per_sample_weights=s, mode="sum"),
+        x(4, 2),
+        x(2, 2),
+    )
     _own("nn.functional.embedding_bag", lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"), x(4, 2))
     _own("nn.functional.multi_margin_loss", lambda s: F.multi_margin_loss(s, torch.tensor([0, 2])), x(2, 3))
-    _own("nn.functional.multilabel_margin_loss", lambda s: F.multilabel_margin_loss(s, torch.tensor([[0, 2, -1], [1, -1, 0]])), x(2, 3))
+    _own(
+        "nn.functional.multilabel_margin_loss",
+        lambda s: F.multilabel_margin_loss(s, torch.tensor([[0, 2, -1], [1, -1, 0]])),
+        x(2, 3),
+    )
     _own("nn.functional.rrelu", lambda s: F.rrelu(s, training=False), x(2, 3))
     _own("nn.functional.alpha_dropout", lambda s: F.alpha_dropout(s, 0.5, training=True), x(2, 3))
     _own("nn.functional.dropout3d", lambda s: F.dropout3d(s, 0.5), x(1, 2, 2, 2, 2))
     _own("nn.functional.feature_alpha_dropout", lambda s: F.feature_alpha_dropout(s, 0.5, training=True), x(2, 3, 2))
     _own("conv_tbc", lambda s, w, b: torch.conv_tbc(s, w, b, 1), x(3, 2, 2), x(2, 2, 3), x(3))
-    _own("nn.functional.conv_transpose1d", lambda s, w: F.conv_transpose1d(s, w, stride=2, output_padding=1), x(1, 2, 3), x(2, 2, 2))
+    _own(
+        "nn.functional.conv_transpose1d",
+        lambda s, w: F.conv_transpose1d(s, w, stride=2, output_padding=1),
+        x(1, 2, 3),
+        x(2, 2, 2),
+    )
     _own("_upsample_bilinear2d_aa", lambda s: aten._upsample_bilinear2d_aa(s, [2, 3], False, None, None), x(1, 1, 4, 4))
     _own("_upsample_bicubic2d_aa", lambda s: aten._upsample_bicubic2d_aa(s, [2, 3], False, None, None), x(1, 1, 4, 4))
     # Linear algebra.
     scales = torch.diag(torch.tensor([1e8, 1, 1, 1, 1], dtype=torch.float64))
     for f in (torch.linalg.det, torch.linalg.slogdet, torch.logdet):
         _own(f"{'linalg.' if f is not torch.logdet else ''}{f.__name__.removeprefix('linalg_')}", f, scales)
-        _own(f"{'linalg.' if f is not torch.logdet else ''}{f.__name__.removeprefix('linalg_')}", f, x(2, 5, 5) + 3 * torch.eye(5).double())
+        _own(
+            f"{'linalg.' if f is not torch.logdet else ''}{f.__name__.removeprefix('linalg_')}",
+            f,
+            x(2, 5, 5) + 3 * torch.eye(5).double(),
+        )
     _own("linalg.det", torch.linalg.det, torch.diag(torch.tensor([1.0, 2, 0, 3, 4])).double())
     _own("linalg.eigvalsh", lambda s: torch.linalg.eigvalsh(s + s.mT), x(3, 3))
     _own("linalg.eigh", lambda s: [v.abs() for v in torch.linalg.eigh(s + s.mT)], x(3, 3))
     _own("triangular_solve", lambda b, s: torch.triangular_solve(b, s)[0], x(3, 2), x(3, 3) + 2 * torch.eye(3).double())
-    _own("linalg.ldl_solve", lambda s, b: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(s + s.mT), b), x(3, 3) + 2 * torch.eye(3).double(), x(3, 2), constant=(0,))
+    _own(
+        "linalg.ldl_solve",
+        lambda s, b: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(s + s.mT), b),
+        x(3, 3) + 2 * torch.eye(3).double(),
+        x(3, 2),
+        constant=(0,),
+    )
     # Products, indices and special functions.
     _own("prod", lambda s: torch.stack([s.prod(), s.cumprod(0)[2]]), torch.tensor([30, 1 / 30, 30, 1 / 30], dtype=torch.float64))
     _own("prod", lambda s: s.prod(-1), torch.tensor([[1.0, 0, 2, 0], [0, 3, 1, 2]], dtype=torch.float64))
@@ -268,10 +326,41 @@ def _fill() -> None:
     _own("igammac", torch.igammac, x(3, low=1, high=3), x(3, low=1, high=3), constant=(0,))
     _own("special.zeta", torch.special.zeta, x(3, low=2, high=3), x(3, low=1, high=3), constant=(0,))
     _own("logcumsumexp", lambda s: s.logcumsumexp(0), x(4))
-    for name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0", "airy_ai"):
+    for name in (
+        "bessel_j0",
+        "bessel_j1",
+        "bessel_y0",
+        "bessel_y1",
+        "modified_bessel_i0",
+        "modified_bessel_i1",
+        "modified_bessel_k0",
+        "modified_bessel_k1",
+        "scaled_modified_bessel_k0",
+        "scaled_modified_bessel_k1",
+        "spherical_bessel_j0",
+        "airy_ai",
+    ):
         _own(f"special.{name}", getattr(torch.special, name), x(3, low=0.5, high=3))
-    for name in ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v", "shifted_chebyshev_polynomial_w"):
-        _own(f"special.{name}", lambda s, n, name=name: getattr(torch.special, name)(s, n), x(3, low=0.1, high=0.9), torch.tensor([2, 3, 4]))
+    for name in (
+        "chebyshev_polynomial_t",
+        "chebyshev_polynomial_u",
+        "chebyshev_polynomial_v",
+        "chebyshev_polynomial_w",
+        "hermite_polynomial_h",
+        "hermite_polynomial_he",
+        "laguerre_polynomial_l",
+        "legendre_polynomial_p",
+        "shifted_chebyshev_polynomial_t",
+        "shifted_chebyshev_polynomial_u",
+        "shifted_chebyshev_polynomial_v",
+        "shifted_chebyshev_polynomial_w",
+    ):
+        _own(
+            f"special.{name}",
+            lambda s, n, name=name: getattr(torch.special, name)(s, n),
+            x(3, low=0.1, high=0.9),
+            torch.tensor([2, 3, 4]),
+        )
 
 
 def _fake_quantization() -> None:

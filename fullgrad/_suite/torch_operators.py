@@ -192,10 +192,15 @@ def _hurt(problem: "Problem") -> Iterator[Try]:
         own = changed.gradients(is_eager=True) if changed is not None else None
         if own is None:
             continue
-        noise = [torch.zeros_like(g) for g in own]
+        outputs = changed.plain() or ()
+        size = max([float(y.abs().nan_to_num(0, 0, 0).max()) for y in outputs])
+        noise = [
+            torch.zeros_like(g) + 1e-14 * size / max(1e-30, float(x.abs().nan_to_num(0, 0, 0).max()))
+            for g, x in zip(own, [changed.inputs[i] for i in changed.differentiated], strict=True)
+        ]
         if "numbers" not in name:  # kinks, where numbers nearby have other gradients
             nearby = problem.changed(lambda x, change=change: change(x) * (1 + 4e-16 * torch.randn_like(x)), torch.float64)
-            noise = [(a - b).abs() for a, b in zip(own, nearby.gradients(is_eager=True) or own, strict=True)]
+            noise = [n + (a - b).abs() for n, a, b in zip(noise, own, nearby.gradients(is_eager=True) or own, strict=True)]
         yield Try(
             f"gradient{name}", lambda p=changed: p.gradients(), lambda found, own=own, n=noise: _same_gradients(found, own, n)
         )
@@ -205,7 +210,7 @@ def _beside_nan(problem: "Problem") -> Iterator[Try]:
     """NaN in one sample of a batch stays there."""
     spoiled, everything = problem.changed(_with_nan, torch.float64), tuple(range(len(problem.inputs)))
     of = problem.differentiated
-    if spoiled is None or not all(v.isfinite().all() for v in problem.outputs):
+    if spoiled is None or spoiled.plain() is None or not all(v.isfinite().all() for v in problem.outputs):
         return
     for kinds in [kinds for kinds in NESTINGS if len(kinds) < 3]:
         truth = problem.truths(of, "a nonlinear loss")[len(kinds)]
@@ -319,9 +324,11 @@ class Problem(NamedTuple):
         generator = torch.Generator().manual_seed(zlib.crc32(sample.name.encode()))
 
         def drawn(v: Tensor) -> Tensor:
-            own = torch.randn(v.shape, dtype=v.dtype, generator=generator) if v.dtype.is_floating_point or v.is_complex() else v
-            size = 1.0 if not v.numel() or v.abs().max() == 0 else float(v.abs().mean())
-            return own / max(1.0, float(own.abs().max())) * min(max(size, 0.1), 10.0) if own is not v and v.numel() else own
+            if not (v.is_floating_point() or v.is_complex()) or not v.numel():
+                return v
+            own = torch.randn(v.shape, dtype=v.dtype, generator=generator)
+            size = float(v.abs().mean()) or 1.0
+            return own / max(1.0, float(own.abs().max())) * min(max(size, 0.1), 10.0)
 
         directions = tuple([tuple([drawn(v) for v in inputs]) for _ in range(3)])
         outputs = tuple([results[i].detach() for i in where])
@@ -416,7 +423,7 @@ class Problem(NamedTuple):
                 return v
             return v.to(dtype) if change is None else change(v.double()).to(dtype)
 
-        if any(v.is_complex() for v in self.inputs):
+        if any(v.is_complex() for v in self.inputs) or (self.sample.has_dtype and dtype != torch.float64):
             return None
         own = [cast(v) for v in self.inputs]
         return self._replace(

@@ -27,6 +27,7 @@ class Sample(NamedTuple):
     inputs: tuple[Tensor, ...]
     differentiated: tuple[int, ...]
     surrogate: Callable[..., list[Tensor]] | None = None
+    has_dtype: bool = False  # a dtype is among the arguments
 
 
 class Operator(NamedTuple):
@@ -41,7 +42,7 @@ def operators() -> list[Operator]:
     """Every operator that has a derivative, but those that are `NOT_JUDGED`."""
     found = []
     for op in operator_database():
-        if op.supports_autograd:
+        if op.supports_autograd and name_of(op) not in OURS_ALONE:
             found.append(Operator(name_of(op), functools.partial(_samples, op)))
             if op.inplace_variant is not None:
                 found.append(Operator(f"{name_of(op)}, in place", functools.partial(_in_place, op)))
@@ -111,7 +112,8 @@ def _eligible(op: Any, function: Callable[..., Any], dtype: torch.dtype, in_plac
             y = op.gradcheck_wrapper(function, first, *args, **kwargs)
             return _floating(y if sample.output_process_fn_grad is None else sample.output_process_fn_grad(y))
 
-        yield Sample(name_of(op), outputs, tuple([v.detach() for v in inputs]), of)
+        has_dtype = any(isinstance(v, torch.dtype) for v in leaves)
+        yield Sample(name_of(op), outputs, tuple([v.detach() for v in inputs]), of, has_dtype=has_dtype)
 
 
 def _floating(y: Any) -> list[Tensor]:
@@ -398,7 +400,16 @@ _fill()
 
 # --- What is not judged -------------------------------------------------------------------------------------------------------
 
-NOT_JUDGED: dict[str, str] = {}
+# torch's samples of these have statistics among the results that the backward needs, and that have no derivative themselves.
+OURS_ALONE = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "native_layer_norm")
+
+NOT_JUDGED: dict[str, str] = {
+    "as_strided_scatter": "its result depends on memory beyond the input, where places of the view overlap",
+    "sparse.mm.reduce": "its inputs are sparse, which the transforms do not take",
+    "sparse.sampled_addmm": "its inputs are sparse, which the transforms do not take",
+    "torch.ops.aten._efficient_attention_forward": "it has a kernel for GPUs alone",
+    "torch.ops.aten._flash_attention_forward": "it has a kernel for GPUs alone",
+}
 # What is refused on purpose, by the name of the operator and the words of the error, with the reason.
 MAY_RAISE: list[tuple[re.Pattern[str], re.Pattern[str], str]] = [
     (

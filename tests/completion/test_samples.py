@@ -1,6 +1,7 @@
 """The judge of torch's operators: it passes what is right, and catches what is broken on purpose."""
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,6 +163,14 @@ def test_what_is_not_judged_is_named():
     assert all(len(reason.split()) > 3 for reason in (*NOT_JUDGED.values(), *[reason for *_, reason in MAY_RAISE]))
     described = {op.name for op in operator_database() if op.supports_autograd}
     assert all(name.partition(", in place")[0].split(".")[0] in {d.split(".")[0] for d in described} for name in NOT_JUDGED)
+
+
+def test_the_page_names_what_is_not_judged():
+    """Each operator in a row with its reason, and each reason for an error."""
+    page = (Path(__file__).parents[2] / "docs" / "completing.md").read_text()
+    rows = [f"| `{name}` | {reason} |" for name, reason in NOT_JUDGED.items()]
+    assert f"|---|---|\n{chr(10).join(rows)}\n\n" in page
+    assert all(f"- {reason}." in page for *_, reason in MAY_RAISE)
 
 
 @functools.cache

@@ -147,10 +147,11 @@ def _batches(problem: "Problem", of: tuple[int, ...], named: str) -> Iterator[Tr
         losses += [(("directions",), "a nonlinear loss"), (("cotangents",), "a weighted sum"), (everything, "a sum")]
         losses += [((*everything, "directions", "cotangents"), "a nonlinear loss")]
     for k, (where, loss) in enumerate(losses):
-        pair = [problem, problem.other(where)]
-        truths = [p.truths(of, loss) if p is not None else None for p in pair]
-        if pair[1] is None or truths[0] is None or truths[1] is None:
+        other = problem.other(where)
+        if other is None:
             continue
+        pair = [problem, other]
+        truths = [p.truths(of, loss) for p in pair]
         parts = [w for w in where if isinstance(w, str)]
         what = " and ".join(
             (["inputs"] if len(where) == n + len(parts) else ["one input"] if len(where) > len(parts) else []) + parts
@@ -174,7 +175,7 @@ def _values(problem: "Problem") -> Iterator[Try]:
     """Values under transforms, in every dtype and at every unit: not further from float64 than torch's own by 4 units."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         for name, change in CHANGES.items() if dtype.itemsize > 2 else [("", CHANGES[""])]:
-            changed = problem.changed(change, dtype)
+            changed: Any = problem.changed(change, dtype)
             own = changed.plain() if changed is not None else None
             truth = changed.changed(None, torch.float64).plain() if own is not None and dtype != torch.float64 else own
             if own is None or truth is None:
@@ -188,7 +189,7 @@ def _values(problem: "Problem") -> Iterator[Try]:
 def _hurt(problem: "Problem") -> Iterator[Try]:
     """Gradients at every unit, at ties and next to NaN: torch's own of eager code, where these are numbers."""
     for name, change in CHANGES.items():
-        changed = problem.changed(change, torch.float64)
+        changed: Any = problem.changed(change, torch.float64)
         own = changed.gradients(is_eager=True) if changed is not None else None
         if own is None:
             continue
@@ -199,7 +200,7 @@ def _hurt(problem: "Problem") -> Iterator[Try]:
             for g, x in zip(own, [changed.inputs[i] for i in changed.differentiated], strict=True)
         ]
         if "numbers" not in name:  # kinks, where numbers nearby have other gradients
-            nearby = problem.changed(lambda x, change=change: change(x) * (1 + 4e-16 * torch.randn_like(x)), torch.float64)
+            nearby: Any = problem.changed(lambda x, change=change: change(x) * (1 + 4e-16 * torch.randn_like(x)), torch.float64)
             noise = [n + (a - b).abs() for n, a, b in zip(noise, own, nearby.gradients(is_eager=True) or own, strict=True)]
         yield Try(
             f"gradient{name}", lambda p=changed: p.gradients(), lambda found, own=own, n=noise: _same_gradients(found, own, n)

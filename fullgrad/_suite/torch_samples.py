@@ -258,7 +258,7 @@ def _fill() -> None:
     # Losses and layers.
     target, lengths = torch.tensor([[1, 2], [2, 1]]), (torch.tensor([4, 4]), torch.tensor([2, 1]))
     _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, *lengths, reduction="none"), x(4, 2, 3))
-    _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, (4, 4), (2, 1)), x(4, 2, 3))
+    _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, *lengths), x(4, 2, 3))
     for loss in (
         F.mse_loss,
         F.l1_loss,

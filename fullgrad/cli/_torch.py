@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,6 +15,9 @@ from fullgrad._suite.torch_samples import Operator, operators
 from fullgrad.cli._errors import UsageError, check_names, extra
 from fullgrad.cli._output import Stoppable, add_json, console, write_json
 
+# So many operators take less time than to start a process.
+_FEW = 8
+
 
 def register(commands: Any) -> None:
     """Add the command."""
@@ -22,7 +26,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--samples", type=int, default=2, metavar="N", help="the most that torch has of each operator (default: %(default)s)"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: %(default)s)")
     add_json(parser, "what was found")
     parser.set_defaults(run=run)
 
@@ -59,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _results(chosen: list[Operator], samples: int, jobs: int) -> Iterator[tuple[str, Found]]:
     """The name and the results of each operator, in the order of the list."""
-    if jobs == 1 or len(chosen) == 1:
+    if jobs == 1 or len(chosen) < _FEW:
         yield from ((op.name, judged(op, samples)) for op in chosen)
         return
     names = [op.name for op in chosen]

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.long
 def test_wrong_and_missing_operators(tmp_path, capsys):
     """A wrong one, one that raises, and a right one, with counts and a file."""
     file = tmp_path / "found.json"

@@ -155,6 +155,7 @@ def test_the_truth_is_that_of_analysis():
     assert not any(t.is_known for t in fitted(lambda x: x.abs().sum(), [0 * x], [[u], [v], [w]])[1:])
 
 
+@pytest.mark.long
 def test_what_is_not_judged_is_named():
     """By names that torch or the samples of ours have, in a sentence each."""
     pytest.importorskip("expecttest")
@@ -191,7 +192,7 @@ def test_every_operator_is_judged(part):
     assert not without
 
 
-@pytest.mark.long(but=2)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["nn.functional.glu", "nn.functional.soft_margin_loss", "nn.functional.hardsigmoid"])
 def test_completed_operators_are_right(name):
     """Inside, where torch alone is not."""

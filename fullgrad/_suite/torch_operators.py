@@ -176,8 +176,10 @@ def _values(problem: "Problem") -> Iterator[Try]:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         for name, change in _changes(problem) if dtype.itemsize > 2 else [("", CHANGES[""])]:
             changed = problem.changed(change, dtype)
-            own = changed.plain() if changed is not None else None
-            truth = changed.changed(None, torch.float64).plain() if own is not None and dtype != torch.float64 else own
+            if changed is None:
+                continue
+            own = changed.plain()
+            truth = own if dtype == torch.float64 else changed.changed(None, torch.float64).plain()
             if own is None or truth is None:
                 continue
             check = lambda found, own=own, truth=truth: _same_values(found, own, truth)  # noqa: E731
@@ -190,8 +192,8 @@ def _hurt(problem: "Problem") -> Iterator[Try]:
     """Gradients at every unit, at ties and next to NaN: torch's own of eager code, where these are numbers."""
     for name, change in _changes(problem):
         changed = problem.changed(change, torch.float64)
-        own = changed.gradients(is_eager=True) if changed is not None else None
-        if own is None:
+        own = None if changed is None else changed.gradients(is_eager=True)
+        if changed is None or own is None:
             continue
         outputs = changed.plain() or ()
         size = max([float(y.abs().nan_to_num(0, 0, 0).max()) for y in outputs])
@@ -211,7 +213,9 @@ def _beside_nan(problem: "Problem") -> Iterator[Try]:
     """NaN in one sample of a batch stays there."""
     spoiled, everything = problem.changed(_with_nan, torch.float64), tuple(range(len(problem.inputs)))
     of = problem.differentiated
-    if spoiled is None or spoiled.plain() is None or not all(v.isfinite().all() for v in problem.outputs):
+    if spoiled is None:
+        return
+    if spoiled.plain() is None or not all(v.isfinite().all() for v in problem.outputs):
         return
     for kinds in [kinds for kinds in NESTINGS if len(kinds) < 3]:
         truth = problem.truths(of, "a nonlinear loss")[len(kinds)]

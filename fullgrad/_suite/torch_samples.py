@@ -1,5 +1,5 @@
-"""Samples on which torch's own operators are judged: small ones of torch's descriptions of them (OpInfo), and samples of our own where
-torch has none: modules, decompositions that exported graphs have, and operators without a description.
+"""Samples on which torch's own operators are judged: small ones of torch's descriptions of them (OpInfo), and samples of our own
+where torch has none: modules, decompositions that exported graphs have, and operators without a description.
 """
 
 import functools

@@ -503,9 +503,16 @@ def _batched(pair: Sequence[Problem], where: Sequence[Any], *derivative: Any) ->
 
 _COUNT = 11
 _NODES = torch.cos(torch.linspace(0, math.pi, _COUNT, dtype=torch.float64))
+_NODES[_COUNT // 2] = 0
 _AT = _NODES.tolist()
 _WEIGHTS = torch.linalg.inv(_NODES[:, None] ** torch.arange(_COUNT, dtype=torch.float64))[:4] * torch.tensor(
     [[1.0], [1.0], [2.0], [6.0]], dtype=torch.float64
+)
+
+
+# The value, and the derivatives along u, along u and v, and along u, v and w, of those on the four lines.
+_MIXED = torch.tensor(
+    [[1, 0, 0, 0], [1 / 2, 0, 0, 1 / 2], [1 / 8, 1 / 8, -1 / 8, -1 / 8], [1 / 24, -1 / 24, -1 / 24, 1 / 24]], dtype=torch.float64
 )
 
 
@@ -519,12 +526,15 @@ def fitted(f: Callable[..., Tensor], xs: Sequence[Tensor], directions: Sequence[
     for radius in (0.05, 0.01, 0.002):
         try:
             with torch.no_grad():
-                pair = [_mixed(f, xs, directions, r) for r in (radius, radius / 2)]
+                large, small = [_on_lines(f, xs, directions, r) for r in (radius, radius / 2)]
         except Exception:  # a function that does not bear other numbers
             continue
-        for order, (a, b) in enumerate(zip(*pair, strict=True)):
-            if abs(a - b) < best[order].error:
-                best[order] = Truth((a + b) / 2, abs(a - b))
+        for order, weights in enumerate(_MIXED):
+            # The error is that of each line: an error that all lines have is not seen in their differences.
+            value = float(weights @ (large + small)[:, order]) / 2
+            error = float(weights.abs() @ (large - small)[:, order].abs())
+            if error < best[order].error:
+                best[order] = Truth(value, error)
         if all(t.error <= 1e-7 * max(1.0, abs(t.value)) for t in best):
             break
     # At a kink differences of one order may be those of a smooth function, but those of the next one are not.
@@ -533,15 +543,15 @@ def fitted(f: Callable[..., Tensor], xs: Sequence[Tensor], directions: Sequence[
     return [t._replace(error=math.inf) if k in unknown else t for k, t in enumerate(best)]
 
 
-def _mixed(f: Any, xs: Any, directions: Any, radius: float) -> list[float]:
+def _on_lines(f: Any, xs: Any, directions: Any, radius: float) -> Tensor:
+    """The derivatives of orders 0 to 3 on four lines: u + v + w, u + v - w, u - v + w, u - v - w."""
     u, v, w = directions
     rows = []
     for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
         line = [p + a * q + b * r for p, q, r in zip(u, v, w, strict=True)]
         values = [float(f(*[x + radius * t * d for x, d in zip(xs, line, strict=True)])) for t in _AT]
-        rows.append((_WEIGHTS @ torch.tensor(values, dtype=torch.float64)).tolist())
-    pp, pm, mp, mm = [[d / radius**k for k, d in enumerate(row)] for row in rows]
-    return [pp[0], (pp[1] + mm[1]) / 2, (pp[2] + pm[2] - mp[2] - mm[2]) / 8, (pp[3] - pm[3] - mp[3] + mm[3]) / 24]
+        rows.append(_WEIGHTS @ torch.tensor(values, dtype=torch.float64) / radius ** torch.arange(4))
+    return torch.stack(rows)
 
 
 def _same_values(found: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence[Tensor]) -> str:

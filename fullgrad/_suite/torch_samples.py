@@ -28,6 +28,7 @@ class Sample(NamedTuple):
     differentiated: tuple[int, ...]
     surrogate: Callable[..., list[Tensor]] | None = None
     has_dtype: bool = False  # a dtype is among the arguments
+    is_ours: bool = False
 
 
 class Operator(NamedTuple):
@@ -133,7 +134,7 @@ def _own(
         return _floating(f(*[x.clone() if i in constant else x for i, x in enumerate(xs)]))  # which the call may change
 
     of = tuple([i for i, v in enumerate(inputs) if (v.is_floating_point() or v.is_complex()) and i not in constant])
-    OWN.append(Sample(name, outputs, inputs, of, surrogate and (lambda *xs: _floating(surrogate(*xs)))))
+    OWN.append(Sample(name, outputs, inputs, of, surrogate and (lambda *xs: _floating(surrogate(*xs))), is_ours=True))
 
 
 def _numbers(*shape: int, low: float | None = None, high: float = 1.0) -> Tensor:

@@ -1,20 +1,32 @@
 """``python -m fullgrad torch``: torch's own operators, wrong, missing and completed, for the torch that is installed."""
 
 import argparse
+import functools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 
-from fullgrad._suite.torch_operators import WRONG, Found, issues, measured, name_of, operators
+from fullgrad._suite.torch_operators import WRONG, Found, issues, judged
+from fullgrad._suite.torch_samples import Operator, operators
 from fullgrad.cli._errors import UsageError, check_names, extra
 from fullgrad.cli._output import Stoppable, add_json, console, write_json
+
+# So many operators take less time than to start a process.
+_FEW = 8
 
 
 def register(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("torch", help="torch's own operators: derivatives that are wrong or missing, and completed")
     parser.add_argument("names", nargs="*", metavar="NAME", help="operators, as torch's tests name them (default: all)")
-    parser.add_argument("--samples", type=int, default=8, metavar="N", help="the most of each operator (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=2, metavar="N", help="the most that torch has of each operator (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: %(default)s)")
     add_json(parser, "what was found")
     parser.set_defaults(run=run)
 
@@ -26,26 +38,50 @@ def run(options: argparse.Namespace) -> int:
         every = operators()
     except ImportError as error:
         raise UsageError(f"torch's samples need {error.name}: pip install {error.name}") from None
-    known = [name for op in every for name in (op.name, name_of(op))]
     check_names(
-        options.names, known, "operator of torch's samples", "torch.testing._internal.common_methods_invocations has them"
+        options.names,
+        [op.name for op in every],
+        "operator of the samples",
+        "torch.testing._internal.common_methods_invocations has them, and fullgrad/_suite/torch_samples.py",
     )
-    chosen = [op for op in every if not options.names or op.name in options.names or name_of(op) in options.names]
-    torch.manual_seed(0)
+    chosen = [op for op in every if not options.names or op.name in options.names]
     found: dict[str, Found] = {}
     columns = (progress_module.BarColumn(), progress_module.TimeRemainingColumn(), "{task.description}")
     with progress_module.Progress(*columns, console=console_module.Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
         with Stoppable(len(chosen), "operators") as work:
-            for op in chosen:
-                progress.update(task, description=name_of(op))
-                found[name_of(op)] = measured(op, options.samples)
+            for name, result in _results(chosen, options.samples, options.jobs):
+                progress.update(task, description=name)
+                found[name] = result
                 work.count()
                 progress.advance(task)
     report = summary(found)
     _print(report)
     write_json(options, report)
-    return work.status(int(any(WRONG in row["inside"].values() for row in report["rows"].values())))
+    return work.status(int(any(is_wrong(row["inside"]) for row in report["rows"].values())))
+
+
+def _results(chosen: list[Operator], samples: int, jobs: int) -> Iterator[tuple[str, Found]]:
+    """The name and the results of each operator, in the order of the list."""
+    if jobs == 1 or len(chosen) < _FEW:
+        yield from ((op.name, judged(op, samples)) for op in chosen)
+        return
+    names = [op.name for op in chosen]
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _on_one_thread) as pool:
+        yield from zip(names, pool.map(functools.partial(_judged, samples=samples), names), strict=True)
+
+
+def _on_one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _judged(name: str, samples: int) -> Found:
+    return next(judged(op, samples) for op in operators() if op.name == name)
+
+
+def is_wrong(results: dict[str, str]) -> bool:
+    """Whether one of the results is a wrong number."""
+    return any(result.startswith(WRONG) for result in results.values())
 
 
 def summary(found: dict[str, Found]) -> dict[str, Any]:
@@ -55,19 +91,24 @@ def summary(found: dict[str, Found]) -> dict[str, Any]:
         for name, result in found.items()
         if result.alone or result.inside
     }
-    judged = [result for result in found.values() if result.samples]
+    seen = [result for result in found.values() if result.samples]
     return {
         "torch": torch.__version__.split("+")[0],
-        "operators": len(judged),
-        "samples": sum(result.samples for result in judged),
+        "operators": len(seen),
+        "samples": sum(result.samples for result in seen),
+        "without": [name for name, result in found.items() if not result.samples],
         "rows": rows,
     }
 
 
 def says(results: dict[str, str]) -> str:
     """The ways that are wrong, else those that raise, in one line."""
-    wrong, missing = [[w for w, result in results.items() if (result == WRONG) is is_wrong] for is_wrong in (True, False)]
-    parts = [f"{what} in {', '.join(ways)}" for what, ways in (("wrong", wrong), ("raises", missing)) if ways]
+    wrong, missing = [[w for w, r in results.items() if r.startswith(WRONG) is kind] for kind in (True, False)]
+    parts = [
+        f"{what} in {ways[0]}{f' and {len(ways) - 1} more' if len(ways) > 1 else ''}"
+        for what, ways in (("wrong", wrong), ("raises", missing))
+        if ways
+    ]
     return "; ".join(parts) or "right"
 
 
@@ -75,8 +116,8 @@ def counts(report: dict[str, Any]) -> str:
     """The summary of both columns."""
     parts = []
     for where, title in (("alone", "torch alone"), ("inside", "inside completing")):
-        wrong = sum(WRONG in row[where].values() for row in report["rows"].values())
-        missing = sum(bool(row[where]) and WRONG not in row[where].values() for row in report["rows"].values())
+        wrong = sum(is_wrong(row[where]) for row in report["rows"].values())
+        missing = sum(bool(row[where]) and not is_wrong(row[where]) for row in report["rows"].values())
         parts.append(f"{title} {wrong} wrong without an error, {missing} raise")
     return f"torch {report['torch']}: {report['operators']} operators on {report['samples']} samples: {'; '.join(parts)}."
 

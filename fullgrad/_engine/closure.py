@@ -325,7 +325,7 @@ def _tensors_of(result: Any) -> Sequence[Tensor]:
 
 
 class Refusing(Closure):
-    """A closure whose functions may use no other tensors that need a derivative: rules of one's own cannot know of them."""
+    """A closure whose functions may use no other tensors that need a derivative: custom rules cannot know of them."""
 
     def __init__(self, name: str, *functions: Any, checks: bool = True) -> None:
         super().__init__(name, *functions)

@@ -19,7 +19,7 @@ from fullgrad._engine.linearity import GENERIC, is_linear, wider
 from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
 
 TRANSPOSE, IDENTITY = "transpose", "identity"
-_NOT_LINEAR = "its backward is no linear, differentiable function of the gradient"
+_NOT_LINEAR = "its backward is not linear in the gradient, or cannot be differentiated"
 _UNKNOWN = "its backward could not be tried with random numbers; call it once in eager forward mode before"
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MOST = 64  # verdicts of one class, so that arguments that change at each call do not add up

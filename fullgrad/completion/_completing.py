@@ -153,12 +153,17 @@ def _is_outside() -> bool:
         return False
     _state.calls_outside += 1
     if _state.calls_outside > _MOST_OUTSIDE:
-        with _lock:
-            if not _state.is_inside and not _state.is_changing and _state.library is not None:
-                _state.library._destroy()
-                _state.library = None
-                forget_kernels(_all_operators())
+        restore()
     return True
+
+
+def restore() -> None:
+    """Let torch have its own kernels, if no context is open."""
+    with _lock:
+        if not _state.is_inside and not _state.is_changing and _state.library is not None:
+            _state.library._destroy()
+            _state.library = None
+            forget_kernels(_all_operators())
 
 
 def operators() -> dict[str, str]:

@@ -18,7 +18,7 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
     .. math::
         g(x, t) = f_t(x), \qquad D(x, t) = \frac{\partial f_t(x)}{\partial (x, t)}
 
-    For a rule of one's own about a function of somebody else: the tensors that ``f`` captures and that require a gradient, have a
+    For a custom rule about a function of somebody else: the tensors that ``f`` captures and that require a gradient, have a
     tangent, or belong to a transform, such as the parameters of a module, become arguments of g, so that a rule returns their
     gradients, too. Others stay as they are; that they stay the same is checked. ``f`` is called once to find the tensors.
     Saved: nothing; g is plain differentiable code.

@@ -1,4 +1,4 @@
-"""`custom_jvp`, `custom_vjp` and `custom_gradient`: functions with derivative rules of one's own."""
+"""`custom_jvp`, `custom_vjp` and `custom_gradient`: custom derivative rules."""
 
 import copy
 import functools
@@ -264,8 +264,8 @@ class CustomJVP(Custom[P, R]):
 
     def not_linear(self) -> str:
         return (
-            f"{self.label} has no reverse mode: its rule is no linear, differentiable function of the tangents. Forward mode "
-            "works, as by jacfwd; or declare the gradient by custom_vjp."
+            f"{self.label} has no reverse mode: its rule is not linear in the tangents, or cannot be differentiated. Forward "
+            "mode works, as by jacfwd; or declare the gradient by custom_vjp."
         )
 
 
@@ -376,8 +376,8 @@ class CustomVJP(Custom[P, R]):
 
     def not_linear(self) -> str:
         return (
-            f"{self.label} has no forward mode: its rule is no linear, differentiable function of the cotangents. Reverse mode "
-            'works, as by jacrev; or declare the tangent: jvp="identity" if it is that of the identity, or custom_jvp.'
+            f"{self.label} has no forward mode: its rule is not linear in the cotangents, or cannot be differentiated. Reverse "
+            'mode works, as by jacrev; or declare the tangent: jvp="identity" if it is that of the identity, or custom_jvp.'
         )
 
 
@@ -721,7 +721,7 @@ def custom_jvp(
     vmap_method: str = "map",
     like: Callable[..., Any] | None = None,
 ) -> Any:
-    r"""A function with a rule of one's own for tangents, as ``jax.custom_jvp``.
+    r"""A function with a custom rule for tangents, as ``jax.custom_jvp``.
 
     .. math::
         y = f(x), \qquad D\, t = r(x, t)
@@ -811,7 +811,7 @@ def custom_vjp(
     vmap_method: str = "map",
     like: Callable[..., Any] | None = None,
 ) -> Any:
-    r"""A function with a rule of one's own for gradients, as ``jax.custom_vjp``.
+    r"""A function with a custom rule for gradients, as ``jax.custom_vjp``.
 
     .. math::
         y = f(x), \qquad D^T g = b(r(x), g)

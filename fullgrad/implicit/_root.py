@@ -424,6 +424,8 @@ def check_kinds(label: str, tensors: Sequence[Tensor]) -> None:
     for t in tensors:
         if t.is_quantized:
             raise TypeError(f"{label}: an argument must be a real tensor, got dtype {t.dtype}.")
+        if torch.masked.is_masked_tensor(t):
+            raise NotImplementedError(f"{label}: masked tensors are not taken; use their data, x.get_data().")
         if t.is_nested:
             raise NotImplementedError(f"{label}: nested tensors are not taken; use torch.func.vmap, or the buffer, x.values().")
 

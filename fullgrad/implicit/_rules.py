@@ -1,4 +1,4 @@
-"""`root_vjp` and `root_jvp`: the derivative of a solution of an equation, for rules of one's own."""
+"""`root_vjp` and `root_jvp`: the derivative of a solution of an equation, for custom rules."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def root_vjp(
     .. math::
         \bar x = -\left(\frac{\partial f}{\partial x}\right)^T \left(\frac{\partial f}{\partial z}\right)^{-T} \bar z
 
-    For a rule of one's own, where a decorator such as :func:`fullgrad.implicit.root` does not fit. Linear equations are solved as
+    For a custom rule, where a decorator such as :func:`fullgrad.implicit.root` does not fit. Linear equations are solved as
     there. The gradients are differentiable with respect to everything that they are made of, at every order; nothing says that
     the solution is one. Saved: the tensors among the arguments.
 

@@ -28,7 +28,7 @@ _LEARNED = {
 # Helpers that compute no layer, and makers of operators.
 _EXCLUDED = ("codebook_codes", "codes", "float_codes")
 _EXCLUDED += ("clamp_backward", "from_slope", "grad_replace", "levels", "quant_range", "replace_grad", "st", "straight_through")
-_EXCLUDED += ("checkpoint", "custom_gradient", "custom_jvp", "custom_vjp", "linear_map", "with_reference")
+_EXCLUDED += ("checkpoint", "closure_convert", "custom_gradient", "custom_jvp", "custom_vjp", "linear_map", "with_reference")
 # The families whose functions have their classes in a module.
 _FAMILIES = {
     "fullgrad.nn": (rounding, clamping, gradients, functions, straight, spikes, quantizers, sampling),

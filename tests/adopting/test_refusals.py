@@ -67,7 +67,7 @@ def test_a_backward_that_is_not_linear(backward):
     """With another value reverse mode is the class's own, and forward mode raises and says why."""
     adopted = fullgrad.adopt(function(lambda ctx, x: x.round(), backward))
     assert_close(grad(lambda x: (3 * adopted(x)).sum())(X), backward(None, torch.full_like(X, 3.0)))
-    with pytest.raises(NotImplementedError, match="Broken has no forward mode: its backward is no linear"):
+    with pytest.raises(NotImplementedError, match="Broken has no forward mode: its backward is not linear"):
         jvp(adopted, (X,), (X,))
 
 

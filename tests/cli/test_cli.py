@@ -145,7 +145,7 @@ def interrupts(monkeypatch):
     monkeypatch.setattr(_bench, "measure", interrupted_after(0, _bench.measure))
     monkeypatch.setattr(_adopt, "_measure", interrupted_after(1, lambda published, kept: None))
     monkeypatch.setattr(_adopt, "page_table", lambda kept: "")
-    monkeypatch.setattr(_torch, "measured", interrupted_after(1, lambda op, samples: nothing))
+    monkeypatch.setattr(_torch, "judged", interrupted_after(1, lambda op, samples: nothing))
     monkeypatch.setattr(_audit, "audit_tree", interrupted_after(3, _audit.audit_tree))
 
 

@@ -15,7 +15,9 @@ KERNELS = ("averages by scans", "averages by prefix sums", "averages by blocks o
 # Their inputs are made by torch.stack(…, -1), of whose second derivative torch.distributed.tensor mistakes the dimension.
 OF_STACKS = ("quantizers.vector_quantize, identity", "quantizers.vector_quantize, rotation")
 # They close over plain tensors, which are the same on each rank.
-WITH_PLAIN_TENSORS = ("blackbox.", "sampling.", "topk_mask_st", "clip_grad by a tensor", "quantizers.vector_quantize")
+WITH_PLAIN_TENSORS = (
+    *("blackbox.", "sampling.", "topk_mask_st", "clip_grad by a tensor", "quantizers.vector_quantize", "implicit.root_jvp"),
+)
 SUBJECTS = [c for c in CASES if c.diff_argnums and c.name not in KERNELS]
 EVERYDAY = [c for c in SUBJECTS if not (c.exhaustive or c.long)]
 OTHERS = [c for c in SUBJECTS if c.long and not c.exhaustive]

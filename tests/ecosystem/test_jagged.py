@@ -20,7 +20,7 @@ RAISING = {
     "ScaleTracker",
     "map_grad",
     "safe.where",
-    *("implicit.root", "implicit.fixed_point", "implicit.argmin", "implicit.solve"),
+    *(case.name for case in CALLS if case.name.startswith("implicit.")),
     *(f"blackbox.{name}" for name in fullgrad.blackbox.__all__),
     "blackbox.perturbed gumbel",
     *(f"averages by {way}" for way in ("scans", "prefix sums", "blocks of rows")),

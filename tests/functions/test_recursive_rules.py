@@ -120,7 +120,7 @@ def test_what_is_not_linear_in_the_tangent_is_refused():
     """A rule that calls its own function on the tangent is the function, so that a square has no transpose."""
     f = fullgrad.custom_jvp(lambda x: x**2)
     f.defjvp(lambda p, t: (f(*p), f(*t)))
-    with pytest.raises(NotImplementedError, match="no linear, differentiable function"):
+    with pytest.raises(NotImplementedError, match="is not linear in the tangents"):
         grad(f)(torch.tensor(2.0))
     assert jvp(f, (torch.tensor(2.0),), (torch.tensor(3.0),))[1] == 9
 

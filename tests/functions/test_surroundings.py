@@ -483,7 +483,7 @@ def test_a_rule_that_looks_linear_at_0_is_found():
     """An affine rule is linear where what it adds is 0, as inputs often are at first."""
     op = fullgrad.custom_vjp(lambda w: w * 1)
     op.defvjp(lambda w: (w * 1, w), lambda w, g: (g + 0.1 * w,))
-    with pytest.raises(NotImplementedError, match="its rule is no linear"):
+    with pytest.raises(NotImplementedError, match="its rule is not linear"):
         jvp(op, (torch.zeros(2),), (torch.ones(2),))
 
 

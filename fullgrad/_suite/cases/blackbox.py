@@ -108,7 +108,7 @@ def _draws(noise_like: Any, *sizes: int) -> Any:
     return drawn
 
 
-# --- Solvers that are called again, and rules of one's own ---------------------------------------------------------------
+# --- Solvers that are called again, and custom rules ---------------------------------------------------------------
 
 
 def _interpolation(g: Tensor, x: Tensor) -> Tensor:

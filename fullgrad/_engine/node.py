@@ -43,6 +43,6 @@ def value_alone() -> bool:
 def _for_graph(value: Any) -> Any:
     if value is None:
         return NOTHING
-    if isinstance(value, Tensor) or not callable(value):
+    if isinstance(value, (Tensor, tuple, list, dict)) or not callable(value):
         return value
     return f"{function_for_graph(value)}"  # a new string: Dynamo does not know the type of what an assumed constant returns

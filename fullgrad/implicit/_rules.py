@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._engine.call import Result
+from fullgrad._engine.node import one_node
 from fullgrad._engine.rule import check_like, kept_alone, may_differ, scattered
 from fullgrad.implicit._equation import ByEquation, Equation
 from fullgrad.implicit._root import Root, Solution, check_linear_solve
@@ -57,6 +58,11 @@ def root_vjp(
 
     Source: ``jaxopt.implicit_diff.root_vjp``.
     """
+    return _root_vjp(f, solution, args, cotangent, linear_solve, tol)
+
+
+@one_node
+def _root_vjp(f: Any, solution: Any, args: Any, cotangent: Any, linear_solve: Any, tol: float | None) -> tuple[Any, ...]:
     label = "implicit.root_vjp"
     by, z, v, known = _derivative(label, f, solution, args, linear_solve, tol)
     found = known.solution.flattened(cotangent, f"{label}: `cotangent`")
@@ -108,6 +114,11 @@ def root_jvp(
 
     Source: ``jaxopt.implicit_diff.root_jvp``.
     """
+    return _root_jvp(f, solution, args, tangents, linear_solve, tol)
+
+
+@one_node
+def _root_jvp(f: Any, solution: Any, args: Any, tangents: Any, linear_solve: Any, tol: float | None) -> Any:
     label = "implicit.root_jvp"
     by, z, v, known = _derivative(label, f, solution, args, linear_solve, tol)
     if not isinstance(tangents, (tuple, list)) or len(tangents) != len(args):

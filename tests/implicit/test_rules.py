@@ -101,3 +101,20 @@ def test_errors(name):
     call, kind, message = ERRORS[name]
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_compiled_as_one_node():
+    """In one graph, also differentiated there, with structures and constants."""
+
+    def found(z, x, g):
+        equation = lambda z, x, k: {"z": z["z"] ** 3 + z["z"] - k * x}  # noqa: E731
+        by_x = implicit.root_vjp(equation, {"z": z}, (x, 1), {"z": g})[0]
+        along = implicit.root_jvp(equation, {"z": z}, (x, 1), (g, None))["z"]
+        return by_x, along
+
+    def whole(z, x, g):
+        return *found(z, x, g), grad(lambda z: found(z, x, g)[0].sum())(z)
+
+    expected = whole(X, Y, Y)
+    torch.testing.assert_close(expected[:2], (Y / (3 * X**2 + 1),) * 2)
+    torch.testing.assert_close(torch.compile(whole, backend="aot_eager", fullgraph=True)(X, Y, Y), expected)

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.records import function_for_graph, function_of
-from fullgrad._dispatch import is_exporting, traced_below
+from fullgrad._dispatch import is_exporting, is_tracing, pytree, traced_below
 from fullgrad._engine.guard import guard
-from fullgrad._engine.operator import NOTHING
+from fullgrad._engine.operator import NOTHING, with_nothing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,9 +21,9 @@ def one_node(function: F) -> F:
 
     def run(*args: Any) -> Any:
         # Where the graph breaks at the node, nobody unflattens what was made for it.
-        found = [None if v is None or v is NOTHING else function_of(v) for v in args]
+        found = [None if v is None else function_of(v) for v in pytree.tree_map(lambda v: v, args)]
         guard(*[v for v in found if callable(v)])
-        return function(*found)
+        return with_nothing(function(*found)) if is_tracing() else function(*found)
 
     node = traced_below(run)
 
@@ -43,6 +43,8 @@ def value_alone() -> bool:
 def _for_graph(value: Any) -> Any:
     if value is None:
         return NOTHING
-    if isinstance(value, (Tensor, tuple, list, dict)) or not callable(value):
+    if isinstance(value, (tuple, list, dict)):
+        return with_nothing(value)
+    if isinstance(value, Tensor) or not callable(value):
         return value
     return f"{function_for_graph(value)}"  # a new string: Dynamo does not know the type of what an assumed constant returns

@@ -27,6 +27,9 @@ FINITE = {
     "soft.where": (0,),
     # The right-hand side or the matrix of a linear system would be infinite: conjugate gradients begin with inf / inf.
     "implicit.argmin": (0, 1),
+    # So would that of the equation at an infinite point.
+    "implicit.root_vjp": (0, 1, 2),
+    "implicit.root_jvp": (0, 1, 2),
     # The slopes of the weights of an infinite average are inf - inf. The sums, which do not know that weights are constant, take
     # them times 0; docs/limits.md has what the statistics give.
     "averages by scans": (1,),

@@ -93,8 +93,8 @@ class Closure:
         others = list({id(t): t for t in (*others, *[t for t in self.held if id(t) not in self.of_modules])}.values())
         for t, needed in zip(others, are_differentiated(seen(others)) if others else [], strict=True):
             if needed:
+                self.is_plain = self.is_plain and id(t) in self.known
                 self.noted(t)
-                self.is_plain = False
             else:
                 self.constant(t, True)
                 self.made[id(t)] = weakref.ref(t)  # also one that a transform has made

@@ -331,7 +331,7 @@ WRONG = {
     "dtype": (rules(bwd=lambda r, g: (g.float(), None)), TypeError, "dtype of its argument, torch.float64, got torch.float32"),
     "a number": (rules(bwd=lambda r, g: (1.0, None)), TypeError, "must be a tensor, or None"),
     "in place": (rules(fwd=lambda x, y: (x.mul_(y), (x, y))), RuntimeError, "changes an argument in place"),
-    "closure": (rules(fwd=lambda x, y: (x * y * W, (x, y))), RuntimeError, "none of its arguments"),
+    "closure": (rules(fwd=lambda x, y: (x * y * W, (x, y))), RuntimeError, "captures a tensor that requires a gradient"),
 }
 
 

@@ -81,7 +81,7 @@ def pictures(path: str) -> dict[str, Picture]:
     name = path.removeprefix("fullgrad.")
     cases = {case.name: case for case in CASES if name in case.covers}
     # A sample has no curve, and the curve of a solver is that of the example's; these families' pages have pictures of their own.
-    if name.startswith(("sampling.", "blackbox.")):
+    if name.startswith(("sampling.", "blackbox.")) or name in ("implicit.root_vjp", "implicit.root_jvp"):
         return {}
     if not cases or not inspect.isfunction(function) or name == "track_scales":
         return {}

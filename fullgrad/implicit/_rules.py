@@ -154,6 +154,10 @@ def _derivative(
     label: str, f: Any, solution: Any, args: Any, linear_solve: Any, tol: float | None
 ) -> tuple[ByEquation, list[Tensor], list[Tensor], _Known]:
     """The derivative by an equation, the tensors of the solution and those by which it has one, and the call."""
+    if torch.jit.is_tracing():
+        raise NotImplementedError(
+            f"{label}: torch.jit.trace cannot record the solution of its linear equations; use torch.compile."
+        )
     checks.function(label, "f", f)
     check_linear_solve(label, linear_solve)
     if not isinstance(args, (tuple, list)):

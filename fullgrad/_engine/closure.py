@@ -107,11 +107,11 @@ class Closure:
         """
         if self._is_found():
             own = [*values, *[t.detach() for t in self.tensors[len(values) :]]]
-            result = self.replay.first(lambda: self._with_modules(function, given, own))
-            if not _shows_others(result, given):
+            call = lambda: self._with_values(function, given, own)  # noqa: E731
+            result = self.replay.first(call, lambda result: not _shows_others(result, given))
+            if result is not NotImplemented:
                 self.is_plain = True
                 return result
-            self.replay.undo()
         stand_ins = {} if values else self._stand_ins(function)
         function = substituted(function, stand_ins)
         mode = _Mode(self, [*given, *values, *stand_ins.values()], self._others(values), noting=True)
@@ -142,7 +142,7 @@ class Closure:
             if self.surroundings is not None:
                 self.surroundings.check()
             if self.used is None or _are_leaves([*given, *values]):
-                result = self._with_modules(function, given, values)
+                result = self._with_values(function, given, values)
                 if self.used is not None and leaves_of(_tensors_of(result)) - {id(t) for t in (*given, *values)}:
                     raise RuntimeError(self.unknown("a tensor"))
                 return result
@@ -206,7 +206,7 @@ class Closure:
         self._settle()
         return True
 
-    def _with_modules(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
+    def _with_values(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         """``function(*given)`` while modules have the tensors of the call, and values in the places of those that were noted."""
         if values:
             others = {id(t): value for t, value in self._others(values) if id(t) not in self.of_modules}
@@ -296,8 +296,7 @@ class Closure:
             return under()
         others = {i: value for i, (_, value) in mode.others.items() if i not in self.of_modules}
         mode.used |= {id(v) for i, v in others.items() if substituted(function, {i: v}) is not function}
-        function = substituted(function, others)
-        return self._with_modules(under, (), values)
+        return self._with_values(under, (), values)
 
 
 _again_outside = outside_dynamo_later(lambda closure, *args: closure.again(*args))

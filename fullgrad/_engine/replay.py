@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from fullgrad._dispatch import (
     drawing_as_before,
     first_sample,
     is_tracing,
+    pytree,
     transforms_active,
     vmaps_that_draw_differently,
 )
@@ -31,37 +32,31 @@ class Replay:
         self.name, self.states, self.autocast, self.often, self.vmaps = name, None, {}, False, 0
         self.was_inside = False  # of transforms
         self.kept: list[Tensor] = []
-        self.before: Sequence[Tensor] = []  # the states before the last call
 
     def noted(self) -> "Replay":
         """This object, which has noted autocast."""
         self.autocast = {} if torch.compiler.is_dynamo_compiling() else _autocast()
         return self
 
-    def first(self, function: Callable[[], Any]) -> Any:
-        """The result of a function."""
+    def first(self, function: Callable[[], Any], is_right: Callable[[Any], bool] | None = None) -> Any:
+        """The result of a function; or NotImplemented, as if it had not been called, if the result is not right."""
         self.noted()
-        if is_tracing():
-            return function()
-        before = self.before = random_states()
+        before = [] if is_tracing() else random_states()
         result = function()
-        if not all(map(torch.equal, before, random_states())):
+        if is_right is not None and not is_right(result):
+            restore_random_states(before)
+            return NotImplemented
+        if before and not all(map(torch.equal, before, random_states())):
             self.often = self.states is not None
             self.states, self.vmaps, self.was_inside = before, vmaps_that_draw_differently(), transforms_active()
             self.kept = [] if self.was_inside else _numbers(getattr(result, "tensors", result))
         return result
 
-    def undo(self) -> None:
-        """Forget the last call, which is made once more."""
-        if self.states is self.before:
-            self.states, self.kept = None, []
-        restore_random_states(self.before)
-
-    def check(self, results: Sequence[Tensor]) -> None:
+    def check(self, results: Any) -> None:
         """Refuse the results of another call, inside of transforms, in which torch drew other numbers from the same states."""
         if not self.kept or not transforms_active() or is_tracing():
             return
-        pairs = zip(self.kept, _numbers(results), strict=True)
+        pairs = zip(self.kept, _numbers(pytree.tree_leaves(results)), strict=True)
         if not all(torch.allclose(a, b, rtol=0.01, atol=0.01, equal_nan=True) for a, b in pairs):
             raise NotImplementedError(
                 f"{self.name} draws random numbers, and draws other ones inside of a transform than outside, where it was "

@@ -120,20 +120,8 @@ def _batch_norm_backward(
 
 
 @completes_backward("batch_norm_backward", 5, 6)
-def _batch_norm_backward_of_graphs(
-    g: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    mean: Tensor | None,
-    inverse: Tensor | None,
-    update: bool,
-    eps: float,
-    is_needed: Sequence[bool],
-    reserve: Tensor,
-) -> list[Tensor | None]:
-    return _batch_norm_backward(g, x, weight, running_mean, running_var, mean, inverse, update, eps, is_needed)
+def _batch_norm_backward_of_graphs(*args: Any) -> list[Tensor | None]:
+    return _batch_norm_backward(*args[:-1])  # the last one is memory of cuDNN
 
 
 @completes("_native_batch_norm_legit", WRONG)

@@ -299,7 +299,7 @@ class _JVPRule:
                 f"{self.owner.label}: the rule must return the pair (result, tangent), got a value of type {type(pair).__name__}"
                 + (f" of {len(pair)}." if isinstance(pair, tuple) else ".")
             )
-        self.replay.check([v for v in pytree.tree_leaves(pair[0]) if isinstance(v, Tensor)])
+        self.replay.check(pair[0])
         return self._checked(pair[1], like)
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:

@@ -171,7 +171,7 @@ class _Reference:
         label = f"{self.owner.label}: the result of `reference`"
         tree = self.closure.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
         leaves = self.structure.flattened(tree, label)
-        self.closure.replay.check([y for y in leaves if isinstance(y, Tensor)])
+        self.closure.replay.check(leaves)
         for i, (shape, dtype) in zip(self.where, self.like, strict=True):
             if not isinstance(leaves[i], Tensor):
                 raise TypeError(

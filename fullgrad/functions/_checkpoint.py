@@ -12,7 +12,8 @@ from fullgrad._dispatch import is_differentiating, is_exporting, refuse_lost_der
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, frozen
 from fullgrad._engine.operator import P, R
-from fullgrad._engine.rule import apart, declared, is_differentiated, recomputed, values_of
+from fullgrad._engine.rule import apart, declared, is_differentiated, recomputed
+from fullgrad._engine.values import plain_values
 from fullgrad._engine.watching import made
 
 
@@ -74,12 +75,11 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     of_now = frozen(f)
     found: list[Result] = []
 
-    def value(*given: Tensor) -> list[Tensor]:
-        found[:] = [closure.first(functools.partial(run, f), given)]
+    def value(function: Any, *given: Tensor) -> list[Tensor]:
+        found[:] = [run(function, *given)]
         return found[0].tensors
 
-    with closure.unchanged():
-        values_of(name, value, call.tensors, closure.message, has_methods=False)
+    plain_values(closure, functools.partial(value, f), call.tensors)
     result, n = found.pop(), len(call.tensors)
     inputs = [*call.release(), *closure.release()]
     if not is_differentiated(inputs):

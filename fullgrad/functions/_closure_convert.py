@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, frozen
-from fullgrad._engine.rule import values_of
+from fullgrad._engine.values import plain_values
 
 
 def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Tensor]]:
@@ -56,11 +56,10 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
     call = Call(args)
     closure = Closure(name, f, objects=call.objects())
 
-    def value(*given: Tensor) -> list[Tensor]:
-        return closure.first(lambda *given: Result(call.run(f, given), name), given).tensors
+    def value(function: Any, *given: Tensor) -> list[Tensor]:
+        return Result(call.run(function, given), name).tensors
 
-    with closure.unchanged():
-        values_of(name, value, call.tensors, closure.message, has_methods=False)
+    plain_values(closure, functools.partial(value, f), call.tensors)
     call.release()
     tensors, later, count = closure.release(), frozen(f), len(args)
     total = count + len(tensors)

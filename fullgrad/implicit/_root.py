@@ -16,9 +16,8 @@ from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.rule import (
     is_floating,
     transpose,
-    values_of,
 )
-from fullgrad._engine.values import METHODS, opaque_values, values_by
+from fullgrad._engine.values import METHODS, opaque_values, plain_values, values_by
 from fullgrad.implicit import _equation
 from fullgrad.implicit._equation import ByEquation, Equation, Jacobian, flat, neumann, real, sample_of
 from fullgrad.implicit._linear import norm
@@ -285,9 +284,8 @@ class Solution:
         self.problem = Call([self.solution.tree(z), *self.rest])
         rest = self.call.tensors[self.count :]
         self.problem.release()
-        with self.closure.replay.none(), self.closure.unchanged():  # notes what the function closes over
-            first = lambda *given: self.closure.first(functools.partial(self._of_tensors, owner.given), given)  # noqa: E731
-            values_of(label, first, [*z, *rest], self.closure.message, has_methods=False)
+        with self.closure.replay.none():  # notes what the function closes over
+            plain_values(self.closure, functools.partial(self._of_tensors, owner.given), [*z, *rest])
         self.given, self.n = frozen(owner.given), len(z) + len(rest)
         v = [*rest, *self.closure.release()]
         equation = Equation(label, self._residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)

@@ -50,7 +50,7 @@ def values_by(closure: Closure, method: str, function: Function_, like: Function
     return opaque_values(closure, method, function, like, tensors, closure.hold())
 
 
-def plain_values(closure: Closure, function: Function_, tensors: Tensors) -> Any:
+def plain_values(closure: Closure, function: Callable[..., Any], tensors: Tensors) -> Any:
     """``function(*tensors)`` without a derivative, of torch's own code that is called in no other way and changes nothing."""
     with closure.unchanged():
         first = lambda *given: closure.first(function, given)  # noqa: E731

@@ -3,7 +3,7 @@
 import contextlib
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from fullgrad._dispatch import (
 )
 from fullgrad._engine.call import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.guard import guard
-from fullgrad._engine.held import has_compiled_code, held, held_in, places, substituted
+from fullgrad._engine.held import has_compiled_code, held, held_in, is_globals, places, substituted
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import CAPTURED, is_differentiated, leaves_of, versions_of
 from fullgrad._engine.surroundings import Surroundings, changed, in_graph
@@ -208,12 +208,27 @@ class Closure:
 
     def _with_values(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         """``function(*given)`` while modules have the tensors of the call, and values in the places of those that were noted."""
-        if values:
-            others = {id(t): value for t, value in self._others(values) if id(t) not in self.of_modules}
-            function = substituted(function, others) if others else function
+        others = {id(t): value for t, value in self._others(values) if id(t) not in self.of_modules} if values else {}
+        function = substituted(function, others) if others else function
         named = [(m, {k: values[t] if isinstance(t, int) else t for k, t in state.items()}) for m, state in self.states]
         changed = [(m, {k: t for k, t in state.items() if now.get(k) is not t}) for m, state in named for now in [state_of(m)]]
-        return run_with_states([(m, state) for m, state in changed if state], lambda: function(*given))
+        with self._compiled_globals(others):
+            return run_with_states([(m, state) for m, state in changed if state], lambda: function(*given))
+
+    @contextlib.contextmanager
+    def _compiled_globals(self, others: Mapping[int, Tensor]) -> Iterator[None]:
+        """A context in which globals have other tensors, by identity, if code is compiled: it has no copy with other globals."""
+        if not others or not has_compiled_code(self.functions, self.places):
+            yield
+            return
+        found = [(space, name, t) for space, name, t in self.places if id(t) in others and is_globals(space)]
+        try:
+            for space, name, t in found:
+                space[name] = others[id(t)]
+            yield
+        finally:
+            for space, name, t in found:
+                space[name] = t
 
     def noted(self, tensor: Tensor) -> Tensor:
         """Add a tensor that a function uses, and return its value."""
@@ -447,6 +462,7 @@ def frozen(function: Any) -> Any:
             cells.append(cell)
     copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
     copy.__kwdefaults__ = function.__kwdefaults__
+    vars(copy).update(vars(function))  # by which a compiled function is known
     return copy
 
 

@@ -77,6 +77,11 @@ def _is_compiled(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and "_torchdynamo_orig_callable" in vars(value)
 
 
+def is_globals(holder: Any) -> bool:
+    """Whether the holder of a place is the globals of a module."""
+    return holder.__class__ is dict and "__builtins__" in holder
+
+
 def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] = frozenset(), compiled: bool = False) -> Any:
     """A function with other tensors, by the identity of those that its variables, globals, defaults and bound arguments have.
 

@@ -742,9 +742,12 @@ def test_what_a_call_keeps_may_be_used_again():
         torch.testing.assert_close(torch.autograd.grad(op(x).sum(), x)[0], 3 * X.cos())
 
 
-@pytest.mark.parametrize("captures", ["nothing", "a module", "a variable"])
+IN_COMPILED_CODE = None
+
+
+@pytest.mark.parametrize("captures", ["nothing", "a module", "a variable", "a global"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_compiled_functions_inside_run_compiled(name, captures):
+def test_compiled_functions_inside_run_compiled(name, captures, monkeypatch):
     """A function that the user compiled is called compiled, for its value and, if it is called again, for its derivative."""
     runs, scale = [], nn.Linear(2, 2, bias=False).double().requires_grad_(name in CALLED_AGAIN)
 
@@ -756,7 +759,8 @@ def test_compiled_functions_inside_run_compiled(name, captures):
         return run
 
     w = torch.full((2,), 1.5, dtype=torch.float64, requires_grad=name in CALLED_AGAIN)
-    of = {"a module": scale, "a variable": lambda x: w * x}.get(captures, lambda x: x)
+    monkeypatch.setitem(globals(), "IN_COMPILED_CODE", w)
+    of = {"a module": scale, "a variable": lambda x: w * x, "a global": lambda x: IN_COMPILED_CODE * x}.get(captures, lambda x: x)
     f = torch.compile(lambda x: torch.sin(of(x)), backend=backend, fullgraph=True)
     op = OPERATORS[name](f, lambda x: torch.ones_like(x))
     x = X.clone().requires_grad_()
@@ -765,7 +769,7 @@ def test_compiled_functions_inside_run_compiled(name, captures):
     torch.testing.assert_close(y.detach(), torch.sin(of(X)).detach())
     if name in CALLED_AGAIN:
         del runs[:]
-        inputs = [x, *{"a module": scale.parameters(), "a variable": [w]}.get(captures, ())]
+        inputs = [x, *{"a module": scale.parameters(), "a variable": [w], "a global": [w]}.get(captures, ())]
         found = torch.autograd.grad(y.sum(), inputs)
         assert runs
         torch.testing.assert_close(found, torch.autograd.grad(torch.sin(of(x)).sum(), inputs))

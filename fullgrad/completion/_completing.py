@@ -37,7 +37,7 @@ from fullgrad.completion._registry import (
     valued,
 )
 from fullgrad.completion._zeros import KEY as ZEROS
-from fullgrad.completion._zeros import in_place_operators, kernel_of_zeros
+from fullgrad.completion._zeros import WITH_NUMBERS, in_place_operators, kernel_of_zeros
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -244,6 +244,8 @@ def _installed() -> torch.library.Library:
                 enter(op, key, _kernel_of_backward(torch_kernel(op, key), *BACKWARDS[name]))
         for op in in_place_operators().values():
             enter(op, ZEROS, kernel_of_zeros(op, _is_outside))
+        for op, kernel in WITH_NUMBERS.items():
+            enter(op, ZEROS, kernel)
     forget_kernels(_all_operators())
     return library
 

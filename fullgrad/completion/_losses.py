@@ -21,12 +21,6 @@ def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
     return _reduced(torch.where(size < delta, 0.5 * small * small, delta * (size - 0.5 * delta)), reduction).to(dtype)
 
 
-@completes("mse_loss", "forward mode with a constant target raises", issue=123996)
-def _mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
-    """A product of plain operations, whose tangents torch also traces: those of its own kernel read memory of symbolic zeros."""
-    return _reduced((accumulated(x) - accumulated(target)).square(), reduction).to(torch.result_type(x, target))
-
-
 @completes("soft_margin_loss", NO_SECOND)
 def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     score = accumulated(-target * x)

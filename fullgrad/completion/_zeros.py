@@ -1,4 +1,6 @@
-"""In-place operators on symbolic zeros, which torch's formulas of tangents may be given, and torch refuses to write to."""
+"""Symbolic zeros, which torch's formulas of tangents may be given: torch refuses to write to them, and reads the memory that
+they lack where a tracer records a product with a number.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,3 +42,15 @@ def kernel_of_zeros(op: Any, is_outside: Callable[[], bool]) -> Callable[..., An
         return op(x, *[v.clone() if isinstance(v, Tensor) and is_zero_tensor(v) else v for v in args], **kwargs)
 
     return kernel
+
+
+def _times_number(keys: Any, x: Tensor, other: Any) -> Tensor:
+    return torch._efficientzerotensor(x.shape, dtype=torch.result_type(x, other), device=x.device)
+
+
+def _plus_number(keys: Any, x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
+    return torch.full(x.shape, other * alpha, dtype=torch.result_type(x, other), device=x.device)
+
+
+# torch's own have no kernel here. Where no tracer records them, their results are the same.
+WITH_NUMBERS = {torch.ops.aten.mul.Scalar: _times_number, torch.ops.aten.add.Scalar: _plus_number}

@@ -127,7 +127,6 @@ CALLS = {
     "glu": (F.glu, seeded(2, 6)),
     "hardsigmoid": (F.hardsigmoid, 4 * seeded(6)),
     "huber_loss": (lambda x: F.huber_loss(x, 2 * W, delta=0.7), seeded(6)),
-    "mse_loss": (lambda x: F.mse_loss(x, 2 * W), seeded(6)),
     "soft_margin_loss": (lambda x: F.soft_margin_loss(x, W.sign()), seeded(6)),
     "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([1, 0]), p=2, weight=W[:3].square()), seeded(2, 3)),
     "multilabel_margin_loss_forward": (

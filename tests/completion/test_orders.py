@@ -1,13 +1,12 @@
 """Derivatives to third order inside `completing`, in every nesting, next to those of plain operations by reverse mode."""
 
 import itertools
-import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, linearize, vmap
 
 import fullgrad
 from tests.completion.test_completing import seeded
@@ -17,6 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch is too old for it"),
 ]
 T, S = seeded(4).flip(0), torch.tensor([1, -1, 1, -1])
+BOUND = {"rtol": 1e-6, "atol": 1e-8}
 WORDS = ["".join(w) for order in (1, 2, 3) for w in itertools.product("fr", repeat=order)]
 
 
@@ -79,7 +79,92 @@ LOSSES = {
     ),
     "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.0), lambda x: 1 * x),
 }
-CASES = {name: (f, plain, seeded(4)) for name, (f, plain) in LOSSES.items()}
+C, IS_LARGE, ONES = (
+    seeded(2, 3).sin(),
+    torch.tensor([[True, False, True], [False, True, False]]),
+    torch.ones(2, 3, dtype=torch.bool),
+)
+
+
+def norm(x, p=2, dim=1, keepdim=False):
+    return x.abs().pow(p).sum(dim, keepdim=keepdim).pow(1 / p)
+
+
+def centered(x, dim=1):
+    return x - x.mean(dim, keepdim=True)
+
+
+def rows(*numbers):
+    return torch.stack([torch.stack(row) for row in numbers])
+
+
+MATRICES = {
+    "vector_norm": (lambda x: torch.linalg.vector_norm(x), lambda x: norm(x, 2, (0, 1))),
+    **{
+        f"vector_norm of order {p}": (lambda x, p=p: torch.linalg.vector_norm(x, p, 1), lambda x, p=p: norm(x, p))
+        for p in (1.5, 3, -1)
+    },
+    "std": (lambda x: x.std(1), lambda x: (centered(x).square().sum(1) / 2).sqrt()),
+    "std_mean": (lambda x: torch.std_mean(x, 1)[0], lambda x: (centered(x).square().sum(1) / 2).sqrt()),
+    "cosine_similarity": (lambda x: F.cosine_similarity(x, C), lambda x: (x * C).sum(1) / norm(x) / norm(C)),
+    "pairwise_distance": (lambda x: F.pairwise_distance(x, C), lambda x: norm(x - C + 1e-6)),
+    "dist": (lambda x: torch.dist(x, C, 3), lambda x: norm(x - C, 3, (0, 1))),
+    "renorm": (lambda x: torch.renorm(x, 2, 0, 0.5), lambda x: x * 0.5 / (norm(x, keepdim=True) + 1e-7)),
+    "normalize": (F.normalize, lambda x: x / norm(x, keepdim=True)),
+    "matrix_norm": (lambda x: torch.linalg.matrix_norm(x, "fro"), lambda x: norm(x, 2, (0, 1))),
+    "masked.norm": (lambda x: torch.masked.norm(x, 2, 1, mask=ONES), norm),
+    "masked.normalize": (lambda x: torch.masked.normalize(x, 2, 1, mask=ONES), lambda x: x / norm(x, keepdim=True)),
+    "triplet_margin_loss": (
+        lambda x: F.triplet_margin_loss(x, C, C.cos(), margin=5.0),
+        lambda x: (norm(x - C + 1e-6) - norm(x - C.cos() + 1e-6) + 5).mean(),
+    ),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), lambda x: x.exp().cumsum(1).log()),
+    "triangular_solve": (
+        lambda x: torch.triangular_solve(x @ x.mT, x[:, :2] + 2 * torch.eye(2))[0],
+        lambda x: torch.linalg.inv((x[:, :2] + 2 * torch.eye(2)).triu()) @ (x @ x.mT),
+    ),
+    "triangular_solve, transposed, of ones": (
+        lambda x: torch.triangular_solve(x @ x.mT, x[:, :2], False, True, True)[0],
+        lambda x: torch.linalg.inv(x[:, :2].tril(-1) + torch.eye(2)).mT @ (x @ x.mT),
+    ),
+    "PReLU": (lambda x: F.prelu(x, x[0, :1].square()), lambda x: torch.where(x > 0, x, x[0, :1].square() * x)),
+    "masked_scatter by its source": (
+        lambda x: C.masked_scatter(IS_LARGE, x.reshape(-1)[:4]),
+        lambda x: rows([x[0, 0], C[0, 1], x[0, 1]], [C[1, 0], x[0, 2], C[1, 2]]),
+    ),
+}
+
+
+def symmetric(x):
+    return x @ x.mT + torch.diag(torch.tensor([1.0, 3, 6], dtype=x.dtype))
+
+
+def hermitian(x):
+    return symmetric(x) + 1j * (x - x.mT)
+
+
+LD, PIVOTS = torch.linalg.ldl_factor(symmetric(seeded(3, 3)))
+# Sums over eigenvalues are polynomials, since functions of matrices are.
+SQUARES = {
+    "eigenvalues": (
+        lambda x: torch.linalg.eigvalsh(symmetric(x)).pow(3).sum(),
+        lambda x: torch.linalg.matrix_power(symmetric(x), 3).trace(),
+    ),
+    "eigenvectors": (
+        lambda x: (lambda e: (e[1] * e[0].square()) @ e[1].mT)(torch.linalg.eigh(symmetric(x), "U")),
+        lambda x: symmetric(x) @ symmetric(x),
+    ),
+    "complex eigenvectors": (
+        lambda x: (lambda e: ((e[1] * e[0].square()) @ e[1].mH).real)(torch.linalg.eigh(hermitian(x))),
+        lambda x: (hermitian(x) @ hermitian(x)).real,
+    ),
+    "ldl_solve": (lambda x: torch.linalg.ldl_solve(LD, PIVOTS, x), lambda x: torch.linalg.inv(symmetric(seeded(3, 3))) @ x),
+}
+CASES = {
+    **{name: (f, plain, seeded(4)) for name, (f, plain) in LOSSES.items()},
+    **{name: (f, plain, seeded(2, 3)) for name, (f, plain) in MATRICES.items()},
+    **{name: (f, plain, seeded(3, 3)) for name, (f, plain) in SQUARES.items()},
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,13 +180,13 @@ def test_every_nesting(name):
         with fullgrad.completing():
             for word in WORDS:
                 one = expected[len(word)]
-                torch.testing.assert_close(whole(word, own)(x), one, msg=lambda m, w=word: f"{w}: {m}")
+                torch.testing.assert_close(whole(word, own)(x), one, **BOUND, msg=lambda m, w=word: f"{w}: {m}")
                 for _ in word:
                     one = (one * v).sum(tuple(range(one.ndim - v.ndim, one.ndim)))
-                torch.testing.assert_close(along(word, own, v)(x), one, msg=lambda m, w=word: f"{w}, one direction: {m}")
+                torch.testing.assert_close(along(word, own, v)(x), one, **BOUND, msg=lambda m, w=word: f"{w}, one direction: {m}")
                 if len(word) < 3:
                     found = vmap(whole(word, own))(batch)
-                    torch.testing.assert_close(found, of_batch[len(word)], msg=lambda m, w=word: f"{w}, batch: {m}")
+                    torch.testing.assert_close(found, of_batch[len(word)], **BOUND, msg=lambda m, w=word: f"{w}, batch: {m}")
 
 
 def test_models_with_a_mean_square_loss():
@@ -139,3 +224,20 @@ def test_a_view_of_zeros_is_not_left_behind():
         assert torch.equal(view, torch.zeros(2))
         del view
         assert torch.equal(zeros.add_(1), torch.ones(3))
+
+
+def test_equal_eigenvalues():
+    """They have their gradient, and eigenvectors have none: NaN, as in torch."""
+    with fullgrad.completing():
+        torch.testing.assert_close(grad(lambda a: torch.linalg.eigvalsh(a).square().sum())(torch.eye(3)), 2 * torch.eye(3))
+        assert grad(lambda a: torch.linalg.eigh(a)[1][0, 0])(torch.eye(3)).isnan().any()
+
+
+def test_zeros_have_no_slope():
+    """Norms and deviations have the gradient 0 there, as in torch, and those of small and large numbers are exact."""
+    zeros, unit = torch.zeros(3), torch.tensor([3.0, 4.0, 0.0])
+    with fullgrad.completing():
+        for f in (torch.linalg.vector_norm, torch.std, lambda x: torch.dist(x, zeros, 3), lambda x: torch.norm(x)):
+            assert torch.equal(grad(f)(zeros), zeros)
+        for scale in (1e-30, 1.0, 1e18):
+            torch.testing.assert_close(grad(torch.linalg.vector_norm)(scale * unit), unit / 5)

@@ -174,6 +174,9 @@ is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no
 # Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
 is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
 
+# A symbolic zero may become a tensor with memory only if no view shares its storage: the view would not follow.
+_uses_of_storage = _optional("_C._storage_Use_Count", None, "torch's formulas of some tangents raise, as outside of completing")
+
 # A tracer's tensors without numbers: AOTAutograd wraps one in the other.
 _NO_NUMBERS = "a pair may hold a tensor without data, whose reading fails with torch's words"
 FakeTensor = _optional("_subclasses.FakeTensor", (), _NO_NUMBERS)
@@ -631,6 +634,14 @@ def below_transforms(function: Callable[[], Any]) -> Any:
         return below_transforms(function)
     finally:
         push(layer)
+
+
+def becomes_writable(tensor: Tensor) -> bool:
+    """Whether a symbolic zero, which no other tensor shares, has become a tensor of zeros with memory."""
+    if _uses_of_storage is None or _uses_of_storage(tensor.untyped_storage()._cdata) > 2:  # the tensor and the object here
+        return False
+    tensor.data = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return True
 
 
 def writable(tensor: Tensor | None) -> Tensor | None:

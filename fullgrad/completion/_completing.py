@@ -36,6 +36,8 @@ from fullgrad.completion._registry import (
     Whole,
     valued,
 )
+from fullgrad.completion._zeros import KEY as ZEROS
+from fullgrad.completion._zeros import WITH_NUMBERS, in_place_operators, kernel_of_zeros
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -203,7 +205,7 @@ def _in_place() -> dict[str, Any]:
 
 
 def _all_operators() -> list[Any]:
-    return [*_overloads().values(), *_backwards().values(), *_in_place().values()]
+    return [*_overloads().values(), *_backwards().values(), *_in_place().values(), *in_place_operators().values()]
 
 
 def _found(names: Iterable[str]) -> dict[str, Any]:
@@ -245,6 +247,10 @@ def _installed() -> torch.library.Library:
             for backend in _BACKENDS:
                 key = f"Autograd{backend}"
                 enter(op, key, _kernel_of_backward(torch_kernel(op, key), *BACKWARDS[name]))
+        for op in in_place_operators().values():
+            enter(op, ZEROS, kernel_of_zeros(op, _is_outside))
+        for op, kernel in WITH_NUMBERS.items():
+            enter(op, ZEROS, kernel)
     forget_kernels(_all_operators())
     return library
 

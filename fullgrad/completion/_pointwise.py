@@ -25,6 +25,11 @@ def _hardsigmoid_backward(g: Tensor, x: Tensor) -> Tensor:
     return torch.where((x > -3) & (x < 3), g / 6, 0)
 
 
+@completes("_prelu_kernel", "gradients of a batch raise")
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.where(x > 0, x, weight * x)
+
+
 @completes("logaddexp", "it is NaN where both are -inf")
 def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
     if a.is_complex() or b.is_complex():

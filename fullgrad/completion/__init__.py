@@ -3,6 +3,8 @@
 from fullgrad.completion import (  # noqa: F401  each enters its operators
     _attention,
     _batches,
+    _convolutions,
+    _ctc,
     _distances,
     _embedding_bag,
     _grid_sample,
@@ -11,8 +13,10 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _norms,
     _pointwise,
     _products,
+    _quantization,
     _recurrent,
     _reductions,
+    _special,
     _transformer,
     _weight_norm,
 )

@@ -218,7 +218,8 @@ if not hasattr(torch.ops.aten, "cholesky"):
 
 def test_every_operator_has_a_call():
     """And `operators` lists it, where torch has it."""
-    lacking = {name for name in COMPLETED if COMPLETED[name].lacks != NO_VMAP} - ELSEWHERE
+    lacking = {name for name, own in COMPLETED.items() if own.lacks != NO_VMAP} - ELSEWHERE
+    lacking = {name for name in lacking if not (COMPLETED[name].slopes or name.startswith("special_"))}  # test_special has these
     known = {name for name in lacking if f"aten::{name}" in fullgrad.completion.operators()}
     assert {name.partition(",")[0].removesuffix(" in evaluation") for name in CALLS} == known
     assert lacking - known <= {"cholesky"}

@@ -16,6 +16,7 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _quantization,
     _recurrent,
     _reductions,
+    _replaced,
     _special,
     _transformer,
     _weight_norm,

@@ -60,11 +60,16 @@ def _observed(
         options = ch_axis, per_row_fake_quant, symmetric_quant
         found = torch.ops.aten._fused_moving_avg_obs_fq_helper(x.detach(), observer_on, fake_quant_on, *observer, *options)
         return _straight_through(x, *found)
-    if innermost(observer_on).any():
+    state = running_min, running_max, scale, zero_point
+    if innermost(observer_on).any() or any(innermost(v).ndim != v.ndim for v in state):
         raise RuntimeError(
             "vmap: the observer of a fake quantization cannot take the statistics of a batch of samples;"
             " switch it off first, as by `model.apply(torch.ao.quantization.disable_observer)`."
         )
+    # torch computes the scale again, from the statistics that it has.
+    one = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    options = averaging_const, *bounds, ch_axis, per_row_fake_quant, symmetric_quant
+    torch.ops.aten._fused_moving_avg_obs_fq_helper(one, observer_on, fake_quant_on, *state, *options)
     if not innermost(fake_quant_on).any():
         return Whole((x.clone(), torch.ones_like(x, dtype=torch.bool)))
     if per_row_fake_quant:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
+NO_FORWARD_OF_BACKWARD = "there is no forward mode of its backward under no_grad"
 NO_FORWARD = "there is no forward mode"
 WRONG_FORWARD = "forward mode is wrong"
 NO_VMAP = "vmap does not batch it"

@@ -73,6 +73,8 @@ def test_fake_quantization_is_straight_through(name):
     f, is_per_channel = QUANTIZED[name]
     x = given(2, 5).float() * 2
     s, z = (SCALES[:, None], ZEROS[:, None]) if is_per_channel else (SCALES[0], ZEROS[0])
+    if "observed" in name:  # torch computes the scale from the statistics, -1 and 1
+        s, z = torch.tensor(2 / 7), torch.tensor(0)
 
     def reference(x):
         code = (x.detach() / s + z).round()
@@ -132,3 +134,70 @@ def test_observers_of_a_batch_are_refused():
         assert state[0].item() == -2
         with pytest.raises(RuntimeError, match="switch it off first"):
             vmap(f)(torch.ones(2, 3))
+
+
+# --- Calls that vmap and nested forward mode lack ---------------------------------------------------------------------------
+
+
+def along(f, x):
+    """The second derivative along a constant direction, under no_grad."""
+    ones = torch.ones_like(x)
+    with torch.no_grad():
+        return jvp(lambda x: jvp(f, (x,), (ones,))[1], (x,), (ones,))[1]
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "hardtanh", "silu", "mish", "rrelu"])
+def test_activations_along_constant_directions(name):
+    """Those in place too, of a batch, without grad mode: they have the derivatives of reverse mode, twice."""
+    x = given(2, 4).sigmoid()
+
+    def loss(x):
+        y = x * 1.0
+        own = (
+            getattr(torch, f"{name}_", None)
+            or getattr(torch.nn.functional, f"{name}_", None)
+            or getattr(torch.Tensor, f"{name}_", None)
+        )
+        y = own(y) if own is not None else getattr(torch.nn.functional, name)(y, inplace=True)
+        return y.square()
+
+    f = getattr(torch.nn.functional, name, None) or getattr(torch, name)
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(f(leaf).square().sum(), leaf, create_graph=True)
+    (expected,) = torch.autograd.grad(slope.sum(), leaf)
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(lambda x: along(loss, x))(x), expected)
+        torch.testing.assert_close(along(lambda x: f(x).square(), x), expected)
+
+
+def test_numbers_and_splits_of_a_batch():
+    """A number or places that all samples share, as plain code has them; others raise."""
+    x, place = given(3, 4), torch.tensor([1, 3])
+    with fullgrad.completing():
+        assert torch.equal(vmap(lambda x: x * (x * 0 + 2).sum().item())(x), x * 8)
+        with pytest.raises(RuntimeError, match="several numbers"):
+            vmap(lambda x: x * x.sum().item())(x)
+        assert torch.equal(vmap(lambda x: torch.tensor_split(x, place)[1])(x), x[:, 1:3])
+        assert torch.equal(vmap(lambda x, p: torch.tensor_split(x, p)[1])(x, torch.stack([place] * 3)), x[:, 1:3])
+        assert torch.equal(vmap(lambda x: torch.tensor_split(x, torch.tensor(2))[1])(x), x[:, 2:])
+        slope = grad(lambda x: torch.tensor_split(x, place, 1)[1].square().sum())(x)
+        assert torch.equal(slope, torch.cat([x[:, :1] * 0, 2 * x[:, 1:3], x[:, 3:] * 0], 1))
+        with pytest.raises(RuntimeError, match="several numbers"):
+            vmap(lambda x, p: torch.tensor_split(x, p)[1])(x, torch.tensor([[1, 2], [1, 3], [1, 2]]))
+
+
+def test_frozen_encoders_with_padding():
+    """In evaluation, with a mask of padding, they have the derivatives of those whose parameters need a gradient."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).double().eval()
+    mask = torch.tensor([[False, False, True], [False, False, False]])
+    x, t = given(2, 3, 4), given(2, 3, 4, seed=1)
+    f = lambda x: encoder(x, src_key_padding_mask=mask)[:, :2].sin().sum()  # noqa: E731
+    expected = (grad(f)(x) * t).sum()
+    encoder.requires_grad_(False)
+    plain = f(x)
+    with fullgrad.completing():
+        value, tangent = jvp(f, (x,), (t,))
+        torch.testing.assert_close((value, tangent), (plain, expected))
+        torch.testing.assert_close(vmap(f)(torch.stack([x, t])), torch.stack([f(x), f(t)]))

@@ -298,7 +298,7 @@ def _kernel_in_front(original: Callable[..., Any], lean: Callable[..., Any]) -> 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
             return original(keys, *args, **kwargs)
-        return _completed(functools.partial(original, keys), lean, args, kwargs)
+        return _completed(functools.partial(original, keys), lean, args, kwargs, is_in_front=True)
 
     return kernel
 
@@ -347,9 +347,19 @@ def _kernel_of_backward(original: Callable[..., Any], formula: Callable[..., Any
     return kernel
 
 
-def _completed(original: Callable[..., Any], formula: Callable[..., Any], args: Any, kwargs: Any, has_value: bool = True) -> Any:
-    """The numbers of torch's own kernel, if it has any, with the derivatives of the formula."""
-    if has_value and not any(_is_differentiated(v) for v in _tensors((args, *kwargs.values()))):
+def _completed(
+    original: Callable[..., Any],
+    formula: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    has_value: bool = True,
+    is_in_front: bool = False,
+) -> Any:
+    """The numbers of torch's own kernel, if it has any, with the derivatives of the formula.
+
+    In front of all levels torch cannot say whether a tensor of some has a tangent.
+    """
+    if has_value and not is_in_front and not any(_is_differentiated(v) for v in _tensors((args, *kwargs.values()))):
         return original(*args, **kwargs)
 
     def values() -> Any:
@@ -368,7 +378,7 @@ def _completed(original: Callable[..., Any], formula: Callable[..., Any], args: 
         return found
     given = values()
     if isinstance(found, Tensor):
-        return _with_value(found, given)
+        return valued(found, given) if is_in_front else _with_value(found, given)
     return tuple([_with_value(y, v) for y, v in zip(found, given, strict=True)])
 
 

@@ -12,7 +12,7 @@ from fullgrad.completion._registry import NO_BATCH, NO_THIRD, completes
 
 @completes("conv_tbc", NO_BATCH, batched=True)
 def _conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    """Of time, batch and channels."""
+    """The convolution of time, batch and channels, in that order."""
     return functional.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1)
 
 

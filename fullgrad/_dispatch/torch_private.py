@@ -773,6 +773,37 @@ def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
     return torch.library.get_kernel(op, key).call_boxed
 
 
+# The public `forward_ad.make_dual` needs a level kept in Python, which transforms have but compiled code does not set.
+make_dual = _required("_VF._make_dual")
+
+
+def unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The tensor without its tangent at the level that a kernel processes, and the tangent."""
+    return unpack_dual(tensor, level=0)
+
+
+def alone_at_level(tensor: Tensor) -> Tensor:
+    """The tensor without a derivative at the level that a kernel processes, with those of the levels below."""
+    if not is_wrapped(tensor) or unwrap_for_grad is None or wrap_for_grad is None:
+        return tensor.detach()
+    level = current_level()
+    return wrap_for_grad(unwrap_for_grad(tensor, level), level)
+
+
+@contextlib.contextmanager
+def single_level() -> Iterator[None]:
+    """Let a Function be applied that differentiates at the level that a kernel processes."""
+    if get_single_level is None or set_single_level is None:
+        yield
+        return
+    before = get_single_level()
+    set_single_level(True)
+    try:
+        yield
+    finally:
+        set_single_level(before)
+
+
 def operator_database() -> list[Any]:
     """torch's descriptions of its operators with samples of their inputs (OpInfo), which its own tests use."""
     from torch.testing._internal.common_methods_invocations import op_db

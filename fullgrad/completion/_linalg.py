@@ -148,7 +148,7 @@ def _ldl_solve(ld: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = False
 
 
 @completes("_linalg_eigh", "third derivatives are NaN")
-def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # noqa: N803  # torch's name
+def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
     r"""Two steps of refinement from the decomposition, a constant. Each doubles the order to which the derivatives are right.
 
     For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues are S_ii / (1 - R_ii), and X (1 + E) is nearer

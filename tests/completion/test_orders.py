@@ -20,13 +20,18 @@ BOUND = {"rtol": 1e-6, "atol": 1e-8}
 WORDS = ["".join(w) for order in (1, 2, 3) for w in itertools.product("fr", repeat=order)]
 
 
+def _tangent(f, v):
+    return lambda x: jvp(f, (x,), (v,))[1]
+
+
+def _gradient(f, v):
+    return lambda x: (grad(f)(x) * v).sum()
+
+
 def along(word, f, v):
     """The derivatives of a number along one direction, the first letter outermost: ``f`` forward, ``r`` reverse."""
     for letter in reversed(word):
-        if letter == "f":
-            f = lambda x, f=f: jvp(f, (x,), (v,))[1]  # noqa: E731
-        else:
-            f = lambda x, f=f: (grad(f)(x) * v).sum()  # noqa: E731
+        f = _tangent(f, v) if letter == "f" else _gradient(f, v)
     return f
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.completion._products import exponents, times_power
-from fullgrad.completion._registry import NO_FORWARD, WRONG, WRONG_FORWARD, completes
+from fullgrad.completion._registry import NO_DERIVATIVE, NO_FORWARD, WRONG, WRONG_FORWARD, completes
 
 
 def _lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -129,3 +129,53 @@ def _ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: 
         scale = tau[..., i, None, None]
         y = y - (scale.conj() if left == transpose else scale) * vectors[i] @ (vectors[i].mH @ y)
     return y if left else y.mH
+
+
+@completes("triangular_solve", WRONG_FORWARD)
+def _triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    own = a.mT if transpose else a
+    x = torch.linalg.solve_triangular(own, b, upper=upper is not transpose, unitriangular=unitriangular)
+    return x, a.clone()
+
+
+@completes("linalg_ldl_solve", NO_DERIVATIVE)
+def _ldl_solve(ld: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = False) -> Any:
+    r"""\(A^{-1} b\), linear in b. torch has no derivative of the factors, nor has the formula."""
+    unit = torch.eye(ld.shape[-1], dtype=ld.dtype, device=ld.device).expand_as(ld)
+    return torch.linalg.ldl_solve(ld.detach(), pivots, unit, hermitian=hermitian) @ b
+
+
+@completes("_linalg_eigh", "third derivatives are NaN")
+def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
+    r"""Two steps of refinement from the decomposition, a constant. Each doubles the order to which the derivatives are right.
+
+    For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues are S_ii / (1 - R_ii), and X (1 + E) is nearer
+    with E_ij = (S_ij + λ_j R_ij) / (λ_j - λ_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
+    """
+    half = a.tril(-1) if UPLO.upper() == "L" else a.triu(1)
+    middle = a.diagonal(dim1=-2, dim2=-1).real if a.is_complex() else a.diagonal(dim1=-2, dim2=-1)
+    own = half + half.mH + torch.diag_embed(middle).to(a.dtype)
+    values, x = torch.linalg.eigh(own.detach())
+    unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    is_one = unit != 0
+    gap = values.unsqueeze(-2) - values.unsqueeze(-1)
+    is_equal = (gap == 0) & ~is_one
+    off, lost = torch.diag_embed(values).to(a.dtype), None
+    for _ in range(2):
+        r = unit - x.mH @ x
+        s = x.mH @ own @ x
+        r, s = r - r.detach(), off + (s - s.detach())  # without the errors of rounding
+        diagonal = [(v.real if v.is_complex() else v) for v in (m.diagonal(dim1=-2, dim2=-1) for m in (s, r))]
+        found = diagonal[0] / (1 - diagonal[1])
+        gap = found.unsqueeze(-2) - found.unsqueeze(-1)
+        gap = torch.where(is_one | is_equal, 1, gap)
+        error = torch.where(is_one | is_equal, r / 2, (s + found.unsqueeze(-2) * r) / gap)
+        # Eigenvectors of equal eigenvalues have no derivative.
+        lost = (s + r) * torch.where(is_equal, torch.nan, 0).to(values.dtype) if lost is None else lost
+        x = x + x @ error
+    s, n = x.mH @ own @ x, x.mH @ x
+    s, n = off + (s - s.detach()), n - n.detach()
+    diagonal = [(v.real if v.is_complex() else v) for v in (m.diagonal(dim1=-2, dim2=-1) for m in (s, n))]
+    return diagonal[0] / (1 + diagonal[1]), x + x.detach() @ lost if compute_v else x.detach().new_empty(0)

@@ -22,11 +22,9 @@ WORDS = ["".join(w) for order in (1, 2, 3) for w in itertools.product("fr", repe
 
 def along(word, f, v):
     """The derivatives of a number along one direction, the first letter outermost: ``f`` forward, ``r`` reverse."""
+    steps = {"f": lambda f: lambda x: jvp(f, (x,), (v,))[1], "r": lambda f: lambda x: (grad(f)(x) * v).sum()}
     for letter in reversed(word):
-        if letter == "f":
-            f = lambda x, f=f: jvp(f, (x,), (v,))[1]  # noqa: E731
-        else:
-            f = lambda x, f=f: (grad(f)(x) * v).sum()  # noqa: E731
+        f = steps[letter](f)
     return f
 
 
@@ -74,8 +72,8 @@ LOSSES = {
         lambda x: ((1 + T.square()).log() + (x - T).square() / (1 + T.square())).mean() / 2,
     ),
     "hinge_embedding_loss": (
-        lambda x: F.hinge_embedding_loss(x * T, S, margin=3),
-        lambda x: torch.where(S == 1, x * T, 3 - x * T).mean(),
+        lambda x: F.hinge_embedding_loss(x * T, S, margin=9),
+        lambda x: torch.where(S == 1, x * T, 9 - x * T).mean(),
     ),
     "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.0), lambda x: 1 * x),
 }

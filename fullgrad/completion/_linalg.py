@@ -151,8 +151,8 @@ def _ldl_solve(ld: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = False
 def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
     r"""Two steps of refinement from the decomposition, a constant. Each doubles the order to which the derivatives are right.
 
-    For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues l_i are S_ii / (1 - R_ii), and X (1 + E) is nearer
-    with E_ij = (S_ij + l_j R_ij) / (l_j - l_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
+    For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues l_i are S_ii / (1 - R_ii). Nearer is
+    X (1 + E) with E_ij = (S_ij + l_j R_ij) / (l_j - l_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
     """
     constant, change = a.detach(), a - a.detach()
     half = constant.tril(-1) if UPLO.upper() == "L" else constant.triu(1)

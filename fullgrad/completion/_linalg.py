@@ -151,13 +151,16 @@ def _ldl_solve(ld: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = False
 def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
     r"""Two steps of refinement from the decomposition, a constant. Each doubles the order to which the derivatives are right.
 
-    For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues are S_ii / (1 - R_ii), and X (1 + E) is nearer
-    with E_ij = (S_ij + λ_j R_ij) / (λ_j - λ_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
+    For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues l_i are S_ii / (1 - R_ii). Nearer is
+    X (1 + E) with E_ij = (S_ij + l_j R_ij) / (l_j - l_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
     """
-    half = a.tril(-1) if UPLO.upper() == "L" else a.triu(1)
-    middle = a.diagonal(dim1=-2, dim2=-1).real if a.is_complex() else a.diagonal(dim1=-2, dim2=-1)
-    own = half + half.mH + torch.diag_embed(middle).to(a.dtype)
-    values, x = torch.linalg.eigh(own.detach())
+    constant, change = a.detach(), a - a.detach()
+    half = constant.tril(-1) if UPLO.upper() == "L" else constant.triu(1)
+    middle = constant.diagonal(dim1=-2, dim2=-1)
+    middle = middle.real if a.is_complex() else middle
+    # torch's gradient is that of both triangles, though one is read.
+    own = half + half.mH + torch.diag_embed(middle).to(a.dtype) + (change + change.mH) / 2
+    values, x = torch.linalg.eigh(constant, UPLO)
     unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     is_one = unit != 0
     gap = values.unsqueeze(-2) - values.unsqueeze(-1)

@@ -187,7 +187,7 @@ CALLS = {
     "norm.ScalarOpt_dtype": (lambda x: torch.ops.aten.norm.ScalarOpt_dtype(x, 3, dtype=x.dtype), seeded(2, 3)),
     "norm.ScalarOpt_dim": (lambda x: torch.ops.aten.norm.ScalarOpt_dim(x, None, [1], True), seeded(2, 3)),
     "norm.ScalarOpt_dim_dtype": (
-        lambda x: torch.ops.aten.norm.ScalarOpt_dim_dtype(x, 1.5, [0], dtype=x.dtype),
+        lambda x: torch.ops.aten.norm.ScalarOpt_dim_dtype(x, 1.5, [0], False, dtype=x.dtype),
         seeded(2, 3),
     ),
     "dist": (lambda x: torch.dist(x, 2 * W), seeded(6)),
@@ -201,7 +201,7 @@ CALLS = {
         matrix(),
     ),
     "linalg_ldl_solve": (lambda x: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(M[:3, :3] + M[:3, :3].mT), x), seeded(3, 2)),
-    "_linalg_eigh": (lambda a: torch.linalg.eigh(a @ a.mT)[1].square() * torch.linalg.eigvalsh(a), matrix()),
+    "_linalg_eigh": (lambda a: (lambda e: e[1].square() * e[0])(torch.linalg.eigh(a + a.mT)), matrix()),
     "logaddexp": (lambda x: torch.logaddexp(x, W), seeded(6)),
     "_cdist_forward": (lambda x: torch.cdist(x[:2], x[2:], p=3), seeded(5, 2)),
     "_euclidean_dist": (lambda x: torch.cdist(x[:2], x[2:], compute_mode="use_mm_for_euclid_dist"), seeded(5, 2)),
@@ -349,8 +349,11 @@ def test_eager_code_is_torchs_own(name):
         torch.testing.assert_close(second, jvp(grad(f), (x,), (torch.ones_like(x),))[1])
 
 
-# torch's third derivative of the determinant of a singular matrix is wrong in eager code: docs/limits.md.
-@pytest.mark.parametrize("name", [name for name in EAGER if name != "_linalg_det, of rank 4"])
+# torch's third derivatives of these, of the first one at a singular matrix, are wrong or NaN in eager code: docs/limits.md.
+WRONG_THIRD = {"_linalg_det, of rank 4", "_linalg_eigh", "logcumsumexp"}
+
+
+@pytest.mark.parametrize("name", [name for name in EAGER if name not in WRONG_THIRD])
 def test_third_derivatives_of_eager_code(name):
     """Backward of backward of backward, along a line, is that of differences of the second derivative."""
     f, x = scalar(name)

@@ -79,8 +79,8 @@ LOSSES = {
         lambda x: ((1 + T.square()).log() + (x - T).square() / (1 + T.square())).mean() / 2,
     ),
     "hinge_embedding_loss": (
-        lambda x: F.hinge_embedding_loss(x * T, S, margin=3),
-        lambda x: torch.where(S == 1, x * T, 3 - x * T).mean(),
+        lambda x: F.hinge_embedding_loss(x * T, S, margin=9),
+        lambda x: torch.where(S == 1, x * T, 9 - x * T).mean(),
     ),
     "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.0), lambda x: 1 * x),
 }

@@ -9,11 +9,7 @@ from torch.nn import functional
 from fullgrad._dispatch import active_transforms
 from fullgrad.completion._registry import replaces
 
-# torch's rules change tangents in place, too, which may be constants, or the same for all samples.
-_IN_PLACE = (
-    *("relu", "elu", "leaky_relu", "threshold", "hardtanh", "celu", "selu", "silu", "mish", "logit", "hardswish"),
-    *("asinh", "acosh", "atanh"),
-)
+_IN_PLACE = ("asinh", "acosh", "atanh")  # of which torch has no derivative in place
 
 
 def _replaces_in_place(name: str) -> None:

@@ -97,6 +97,7 @@ from fullgrad._dispatch.torch_private import (
     set_forward_mode,
     set_graph_cache,
     single_level,
+    symbolic_zeros,
     torch_kernel,
     traced_below,
     traced_class,

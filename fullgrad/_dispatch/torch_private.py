@@ -174,6 +174,9 @@ is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no
 # Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
 is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
 
+# Their products with a number are such zeros, too, which torch has no public name for.
+symbolic_zeros = _optional("_efficientzerotensor", torch.zeros, "zeros that have memory take time, and are as right")
+
 # A symbolic zero may become a tensor with memory only if no view shares its storage: the view would not follow.
 _uses_of_storage = _optional("_C._storage_Use_Count", None, "torch's formulas of some tangents raise, as outside of completing")
 

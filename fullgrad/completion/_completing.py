@@ -38,8 +38,8 @@ from fullgrad.completion._registry import (
     NO_BATCH,
     NO_DERIVATIVE,
     NO_FORWARD,
+    NO_PADDED_THIRD,
     NO_SECOND,
-    NO_THIRD,
     NO_VMAP,
     REPLACED,
     WRONG_GRADIENT,
@@ -280,7 +280,7 @@ def _installed() -> torch.library.Library:
 
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
-    has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_THIRD)
+    has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_PADDED_THIRD)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad.completion._registry import NO_BATCH, NO_THIRD, completes
+from fullgrad.completion._registry import NO_BATCH, NO_PADDED_THIRD, completes
 
 
 @completes("conv_tbc", NO_BATCH, batched=True)
@@ -16,7 +16,7 @@ def _conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
     return functional.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1)
 
 
-@completes("_convolution_double_backward", NO_THIRD)
+@completes("_convolution_double_backward", NO_PADDED_THIRD)
 def _double_backward(
     of_x: Tensor | None,
     of_weight: Tensor | None,

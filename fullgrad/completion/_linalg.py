@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import active_transforms, has_tangent, innermost
 from fullgrad.completion._products import exponents, times_power
 from fullgrad.completion._registry import NO_DERIVATIVE, NO_FORWARD, WRONG, WRONG_FORWARD, completes
 
@@ -143,13 +144,23 @@ def _triangular_solve(
 @completes("linalg_ldl_solve", NO_DERIVATIVE)
 def _ldl_solve(ld: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = False) -> Any:
     r"""\(A^{-1} b\), linear in b. torch has no derivative of the factors, nor has the formula."""
+    if ld.requires_grad or has_tangent(ld):
+        raise NotImplementedError(
+            "torch.linalg.ldl_solve has no derivative with respect to the factors `LD`;"
+            " detach them, or call torch.linalg.solve with the matrix itself."
+        )
     unit = torch.eye(ld.shape[-1], dtype=ld.dtype, device=ld.device).expand_as(ld)
-    return torch.linalg.ldl_solve(ld.detach(), pivots, unit, hermitian=hermitian) @ b
+    return torch.linalg.ldl_solve(ld, pivots, unit, hermitian=hermitian) @ b
+
+
+def _orders(x: Tensor) -> int:
+    """How many derivatives may be taken: one in each transform, and three outside of all."""
+    return sum(kind != "Vmap" for kind in active_transforms()) + (3 if innermost(x).requires_grad else 1)
 
 
 @completes("_linalg_eigh", "third derivatives are NaN")
 def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
-    r"""Two steps of refinement from the decomposition, a constant. Each doubles the order to which the derivatives are right.
+    r"""Steps of refinement from the decomposition, a constant. Of n steps the derivatives are right to the order 2^n - 1.
 
     For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues l_i are S_ii / (1 - R_ii). Nearer is
     X (1 + E) with E_ij = (S_ij + l_j R_ij) / (l_j - l_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
@@ -166,7 +177,7 @@ def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's
     gap = values.unsqueeze(-2) - values.unsqueeze(-1)
     is_equal = (gap == 0) & ~is_one
     off, lost = torch.diag_embed(values).to(a.dtype), None
-    for _ in range(2):
+    for _ in range(max(2, _orders(a).bit_length())):
         r = unit - x.mH @ x
         s = x.mH @ own @ x
         r, s = r - r.detach(), off + (s - s.detach())  # without the errors of rounding

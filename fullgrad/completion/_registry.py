@@ -12,13 +12,13 @@ from torch import Tensor
 WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
 NO_THIRD = "reverse over forward, differentiated again, raises"
+NO_PADDED_THIRD = "there is no third derivative where an output is padded"
 NO_FORWARD_OF_BACKWARD = "there is no forward mode of its backward under no_grad"
 NO_FORWARD = "there is no forward mode"
 WRONG_FORWARD = "forward mode is wrong"
 NO_VMAP = "vmap does not batch it"
 NO_DERIVATIVE = "there is no derivative"
 WRONG_GRADIENT = "the gradient is wrong"
-NO_THIRD = "there is no third derivative where an output is padded"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 
 

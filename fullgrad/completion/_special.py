@@ -135,15 +135,15 @@ def _polynomial(name: str, first: _First, following: _Next, is_shifted: bool, x:
         return NotImplemented
     x = _floating(x)
     if isinstance(n, Tensor):
-        degrees = innermost(n)
-        most = int(degrees.max()) if degrees.numel() else 0
-        x, n = torch.broadcast_tensors(x, n.to(x.dtype).trunc())
+        all_ = innermost(n)
+        most = int(all_.max()) if all_.numel() else 0
+        x, degree = torch.broadcast_tensors(x, n.to(x.dtype).trunc())
     else:
-        most, n = int(n), torch.full_like(x, int(n))
+        most, degree = int(n), torch.full_like(x, int(n))
     x = 2 * x - 1 if is_shifted else x
-    before, p = torch.ones_like(x), torch.where(n < 1, torch.where(n < 0, 0.0, 1.0), first(x))
+    before, p = torch.ones_like(x), torch.where(degree < 1, torch.where(degree < 0, 0.0, 1.0), first(x))
     for k in range(1, most):  # what has its degree stays, so that nothing overflows unseen
-        before, p = torch.where(k < n, p, before), torch.where(k < n, following(x, k, p, before), p)
+        before, p = torch.where(k < degree, p, before), torch.where(k < degree, following(x, k, p, before), p)
     return p
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import becomes_writable, is_zero_tensor
+from fullgrad._dispatch import becomes_writable, is_zero_tensor, symbolic_zeros
 
 # What torch's formulas of derivatives do in place.
 _NAMES = (
@@ -45,7 +45,7 @@ def kernel_of_zeros(op: Any, is_outside: Callable[[], bool]) -> Callable[..., An
 
 
 def _times_number(keys: Any, x: Tensor, other: Any) -> Tensor:
-    return torch._efficientzerotensor(x.shape, dtype=torch.result_type(x, other), device=x.device)
+    return symbolic_zeros(x.shape, dtype=torch.result_type(x, other), device=x.device)
 
 
 def _plus_number(keys: Any, x: Tensor, other: Any, alpha: Any = 1) -> Tensor:

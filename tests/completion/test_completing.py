@@ -251,7 +251,7 @@ CALLS = {
         ),
         seeded(24),
     ),
-    "conv_tbc": (lambda x: torch.conv_tbc(x.reshape(4, 1, 2), W.reshape(3, 2, 2), x[:2], 1), seeded(8)),
+    "conv_tbc": (lambda x: torch.conv_tbc(x.reshape(4, 1, 2), torch.cat([W, B]).reshape(3, 2, 2), x[:2], 1), seeded(8)),
     "_convolution_double_backward": (
         lambda x: F.conv_transpose1d(
             x.reshape(1, 2, 4), x[:6].reshape(2, 1, 3) ** 2, x[:2], stride=2, output_padding=1, padding=1, groups=2

@@ -238,6 +238,40 @@ def test_equal_eigenvalues():
         assert grad(lambda a: torch.linalg.eigh(a)[1][0, 0])(torch.eye(3)).isnan().any()
 
 
+@pytest.mark.parametrize("word", ["ffff", "rrrr", "rffr"])
+def test_fourth_derivatives_of_eigenvectors(word):
+    """The formula counts the orders that the transforms ask for: next to differences of the third derivative."""
+    a, b, weight = symmetric(seeded(3, 3)), seeded(3, 3) + seeded(3, 3).mT, seeded(3, 3).sin()
+
+    def f(s):
+        values, x = torch.linalg.eigh(a + s * b)
+        return (weight * x * x.sum(0) * values.sin()).sum()
+
+    s, step = torch.tensor(0.1, dtype=torch.float64), 1e-4
+    with fullgrad.completing():
+        third = along(word[1:], f, 1.0 + 0 * s)
+        expected = (third(s + step) - third(s - step)) / (2 * step)
+        torch.testing.assert_close(along(word, f, 1.0 + 0 * s)(s), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_factors_have_no_derivative():
+    """It is refused by name, in every mode, and not 0; the right-hand side has its own."""
+    b = seeded(3, 1)
+
+    def f(factors):
+        return torch.linalg.ldl_solve(factors, PIVOTS, b).sum()
+
+    with fullgrad.completing():
+        for run in (lambda: grad(f)(LD), lambda: jvp(f, (LD,), (LD,)), lambda: grad(lambda x: jvp(f, (x,), (LD,))[1])(LD)):
+            with pytest.raises(NotImplementedError, match="ldl_solve has no derivative with respect to the factors `LD`; detach"):
+                run()
+        with pytest.raises(NotImplementedError, match="ldl_solve has no derivative with respect to the factors `LD`; detach"):
+            f(LD.clone().requires_grad_()).backward()
+        torch.testing.assert_close(
+            grad(lambda b: (symmetric(seeded(3, 3)) @ torch.linalg.ldl_solve(LD, PIVOTS, b)).sum())(b), 0 * b + 1
+        )
+
+
 def test_zeros_have_no_slope():
     """Norms and deviations have the gradient 0 there, as in torch, and those of small and large numbers are exact."""
     zeros, unit = torch.zeros(3), torch.tensor([3.0, 4.0, 0.0])

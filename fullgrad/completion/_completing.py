@@ -35,6 +35,7 @@ from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import (
     BACKWARDS,
     COMPLETED,
+    NAN_THIRD,
     NO_BATCH,
     NO_DERIVATIVE,
     NO_FORWARD,
@@ -281,11 +282,14 @@ def _installed() -> torch.library.Library:
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
     has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_PADDED_THIRD)
+    has_first = own.lacks == NAN_THIRD
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
             return original(keys, *args, **kwargs)
         if transforms_active() or forward_mode_is_on():
+            if has_first and _is_for_gradients(args):
+                return original(keys, *args, **kwargs)
             has_no_batch = own.lacks == NO_BATCH and "Vmap" in active_transforms()
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
         if has_none:
@@ -293,6 +297,13 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
         return original(keys, *args, **kwargs)
 
     return kernel
+
+
+def _is_for_gradients(args: Sequence[Any]) -> bool:
+    """Whether a first derivative in reverse mode is all that the transforms ask for, of which torch's own is right and faster."""
+    if forward_mode_is_on() or [kind for kind in active_transforms() if kind != "Vmap"] != ["Grad"]:
+        return False
+    return not any(innermost(v).requires_grad for v in _tensors(args))
 
 
 def _kernel_in_place(original: Callable[..., Any], op: Any) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import active_transforms, has_tangent, innermost
 from fullgrad.completion._products import exponents, times_power
-from fullgrad.completion._registry import NO_DERIVATIVE, NO_FORWARD, WRONG, WRONG_FORWARD, completes
+from fullgrad.completion._registry import NAN_THIRD, NO_DERIVATIVE, NO_FORWARD, WRONG, WRONG_FORWARD, completes
 
 
 def _lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -158,7 +158,7 @@ def _orders(x: Tensor) -> int:
     return sum(kind != "Vmap" for kind in active_transforms()) + (3 if innermost(x).requires_grad else 1)
 
 
-@completes("_linalg_eigh", "third derivatives are NaN")
+@completes("_linalg_eigh", NAN_THIRD)
 def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
     r"""Steps of refinement from the decomposition, a constant. Of n steps the derivatives are right to the order 2^n - 1.
 

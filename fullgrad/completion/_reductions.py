@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, NO_THIRD, accumulated, completes, completes_backward, valued
+from fullgrad.completion._registry import (
+    NAN_THIRD,
+    NO_FORWARD,
+    NO_SECOND,
+    NO_THIRD,
+    accumulated,
+    completes,
+    completes_backward,
+    valued,
+)
 
 
 def _extreme(x: Tensor, dim: int, function: Any) -> Tensor:
@@ -190,7 +199,7 @@ def _std_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, ke
     return std if std is NotImplemented else (std, x.mean(dim, keepdim=keepdim))
 
 
-@completes("logcumsumexp", "third derivatives are NaN")
+@completes("logcumsumexp", NAN_THIRD)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
     if x.is_complex() or not x.ndim:
         return NotImplemented

@@ -12,6 +12,7 @@ from torch import Tensor
 WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
 NO_THIRD = "reverse over forward, differentiated again, raises"
+NAN_THIRD = "third derivatives are NaN"
 NO_PADDED_THIRD = "there is no third derivative where an output is padded"
 NO_FORWARD_OF_BACKWARD = "there is no forward mode of its backward under no_grad"
 NO_FORWARD = "there is no forward mode"

@@ -133,17 +133,17 @@ def _polynomial(name: str, first: _First, following: _Next, is_shifted: bool, x:
         raise NotImplementedError(f"{name} has no derivative with respect to its degree; detach that.")
     if not isinstance(x, Tensor):
         return NotImplemented
-    x = _floating(x)
+    y = _floating(x)
     if isinstance(n, Tensor):
         all_ = innermost(n)
         most = int(all_.max()) if all_.numel() else 0
-        x, degree = torch.broadcast_tensors(x, n.to(x.dtype).trunc())
+        y, degree = torch.broadcast_tensors(y, n.to(y.dtype).trunc())
     else:
-        most, degree = int(n), torch.full_like(x, int(n))
-    x = 2 * x - 1 if is_shifted else x
-    before, p = torch.ones_like(x), torch.where(degree < 1, torch.where(degree < 0, 0.0, 1.0), first(x))
+        most, degree = int(n), torch.full_like(y, int(n))
+    y = 2 * y - 1 if is_shifted else y
+    before, p = torch.ones_like(y), torch.where(degree < 1, torch.where(degree < 0, 0.0, 1.0), first(y))
     for k in range(1, most):  # what has its degree stays, so that nothing overflows unseen
-        before, p = torch.where(k < degree, p, before), torch.where(k < degree, following(x, k, p, before), p)
+        before, p = torch.where(k < degree, p, before), torch.where(k < degree, following(y, k, p, before), p)
     return p
 
 

@@ -174,6 +174,12 @@ is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no
 # Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
 is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
 
+# Their products with a number are such zeros, too, which torch has no public name for.
+symbolic_zeros = _optional("_efficientzerotensor", torch.zeros, "zeros that have memory take time, and are as right")
+
+# A symbolic zero may become a tensor with memory only if no view shares its storage: the view would not follow.
+_uses_of_storage = _optional("_C._storage_Use_Count", None, "torch's formulas of some tangents raise, as outside of completing")
+
 # A tracer's tensors without numbers: AOTAutograd wraps one in the other.
 _NO_NUMBERS = "a pair may hold a tensor without data, whose reading fails with torch's words"
 FakeTensor = _optional("_subclasses.FakeTensor", (), _NO_NUMBERS)
@@ -633,6 +639,14 @@ def below_transforms(function: Callable[[], Any]) -> Any:
         push(layer)
 
 
+def becomes_writable(tensor: Tensor) -> bool:
+    """Whether a symbolic zero, which no other tensor shares, has become a tensor of zeros with memory."""
+    if _uses_of_storage is None or _uses_of_storage(tensor.untyped_storage()._cdata) > 2:  # the tensor and the object here
+        return False
+    tensor.data = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return True
+
+
 def writable(tensor: Tensor | None) -> Tensor | None:
     """The tensor, or a copy of a symbolic zero, which refuses in-place operations."""
     return tensor.clone() if tensor is not None and innermost(tensor)._is_zerotensor() else tensor
@@ -760,6 +774,37 @@ def guard_on(make: Callable[[], Any], attribute: str) -> None:
 def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
     """torch's own kernel of an operator at a dispatch key, a function of the set of keys and the arguments."""
     return torch.library.get_kernel(op, key).call_boxed
+
+
+# The public `forward_ad.make_dual` needs a level kept in Python, which transforms have but compiled code does not set.
+make_dual = _required("_VF._make_dual")
+
+
+def unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The tensor without its tangent at the level that a kernel processes, and the tangent."""
+    return unpack_dual(tensor, level=0)
+
+
+def alone_at_level(tensor: Tensor) -> Tensor:
+    """The tensor without a derivative at the level that a kernel processes, with those of the levels below."""
+    if not is_wrapped(tensor) or unwrap_for_grad is None or wrap_for_grad is None:
+        return tensor.detach()
+    level = current_level()
+    return wrap_for_grad(unwrap_for_grad(tensor, level), level)
+
+
+@contextlib.contextmanager
+def single_level() -> Iterator[None]:
+    """Let a Function be applied that differentiates at the level that a kernel processes."""
+    if get_single_level is None or set_single_level is None:
+        yield
+        return
+    before = get_single_level()
+    set_single_level(True)
+    try:
+        yield
+    finally:
+        set_single_level(before)
 
 
 def operator_database() -> list[Any]:

@@ -229,13 +229,13 @@ def _beside_nan(problem: "Problem") -> Iterator[Try]:
 
 def _with_nan(x: Tensor) -> Tensor:
     y = x.contiguous().clone()
-    y.view(-1)[-1] = math.nan
+    y.view(-1)[-1:] = math.nan  # of nothing there is none
     return y
 
 
 def _with_infinity(x: Tensor) -> Tensor:
     y = x.contiguous().clone()
-    y.view(-1)[0] = math.inf
+    y.view(-1)[:1] = math.inf
     return y
 
 

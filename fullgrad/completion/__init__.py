@@ -3,6 +3,8 @@
 from fullgrad.completion import (  # noqa: F401  each enters its operators
     _attention,
     _batches,
+    _convolutions,
+    _ctc,
     _distances,
     _embedding_bag,
     _grid_sample,
@@ -11,8 +13,11 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _norms,
     _pointwise,
     _products,
+    _quantization,
     _recurrent,
     _reductions,
+    _replaced,
+    _special,
     _transformer,
     _weight_norm,
 )

@@ -7,6 +7,7 @@ from fullgrad._dispatch import innermost
 from fullgrad.completion._registry import NO_VMAP, completes
 
 
+@completes("item", NO_VMAP, batched=True)
 @completes("_local_scalar_dense", NO_VMAP, batched=True)
 def _number(x: Tensor) -> bool | int | float | complex:
     every = innermost(x).reshape(-1)

@@ -13,29 +13,44 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import (
+    SingleLevelFunction,
     active_transforms,
+    alone_at_level,
     compile_again,
     forget_kernels,
     forward_mode_is_on,
     has_tangent,
     innermost,
+    is_forward_mode,
+    make_dual,
+    set_forward_mode,
     set_graph_cache,
+    single_level,
     torch_kernel,
     transforms_active,
+    unpacked,
 )
 from fullgrad._engine.call import flattened, unflattened
 from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import (
     BACKWARDS,
     COMPLETED,
+    NAN_THIRD,
     NO_BATCH,
     NO_DERIVATIVE,
+    NO_FORWARD,
+    NO_PADDED_THIRD,
+    NO_SECOND,
     NO_VMAP,
+    REPLACED,
     WRONG_GRADIENT,
     Completed,
+    Slopes,
     Whole,
     valued,
 )
+from fullgrad.completion._zeros import KEY as ZEROS
+from fullgrad.completion._zeros import WITH_NUMBERS, in_place_operators, kernel_of_zeros
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -190,20 +205,28 @@ def _backwards() -> dict[str, Any]:
 
 
 @functools.cache
+def _replaced() -> dict[str, Any]:
+    """The operators, by name, in place of which others are called."""
+    return _found(REPLACED)
+
+
+@functools.cache
 def _in_place() -> dict[str, Any]:
     """The operators that change their first argument, by the name of what they compute."""
     found: dict[str, Any] = {}
     for name, op in _overloads().items():
         packet, _, overload = name.partition(".")
         other = getattr(getattr(torch.ops.aten, f"{packet}_", None), overload or "default", None)
-        is_changed = COMPLETED[name].lacks != NO_VMAP
+        own = COMPLETED[name]
+        is_changed = own.lacks != NO_VMAP and own.lean is None and own.slopes is None
         if is_changed and other is not None and len(op._schema.arguments) == len(other._schema.arguments):
             found[name] = other
     return found
 
 
 def _all_operators() -> list[Any]:
-    return [*_overloads().values(), *_backwards().values(), *_in_place().values()]
+    found = [_overloads(), _backwards(), _in_place(), in_place_operators(), _replaced()]
+    return [op for operators in found for op in operators.values()]
 
 
 def _found(names: Iterable[str]) -> dict[str, Any]:
@@ -232,7 +255,8 @@ def _installed() -> torch.library.Library:
                 if own.lean is not None and backend == "CPU":
                     continue  # what its steps call there is completed, too
                 key = f"Autograd{backend}"
-                enter(op, key, _kernel(torch_kernel(op, key), own))
+                of_op = _kernel if own.slopes is None else _kernel_of_slopes
+                enter(op, key, of_op(torch_kernel(op, key), own))
             if own.batched:
                 enter(op, _BATCHED, _kernel_of_batches(op, torch_kernel(op, _BATCHED), own))
             if own.lean is not None:
@@ -245,18 +269,27 @@ def _installed() -> torch.library.Library:
             for backend in _BACKENDS:
                 key = f"Autograd{backend}"
                 enter(op, key, _kernel_of_backward(torch_kernel(op, key), *BACKWARDS[name]))
+        for op in in_place_operators().values():
+            enter(op, ZEROS, kernel_of_zeros(op, _is_outside))
+        for op, kernel in WITH_NUMBERS.items():
+            enter(op, ZEROS, kernel)
+        for name, op in _replaced().items():
+            enter(op, _FRONT, _kernel_of_replaced(torch_kernel(op, _FRONT), REPLACED[name]))
     forget_kernels(_all_operators())
     return library
 
 
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
-    has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT)
+    has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_PADDED_THIRD)
+    has_first = own.lacks == NAN_THIRD
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
             return original(keys, *args, **kwargs)
         if transforms_active() or forward_mode_is_on():
+            if has_first and _is_for_gradients(args):
+                return original(keys, *args, **kwargs)
             has_no_batch = own.lacks == NO_BATCH and "Vmap" in active_transforms()
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
         if has_none:
@@ -264,6 +297,13 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
         return original(keys, *args, **kwargs)
 
     return kernel
+
+
+def _is_for_gradients(args: Sequence[Any]) -> bool:
+    """Whether a first derivative in reverse mode is all that the transforms ask for, of which torch's own is right and faster."""
+    if forward_mode_is_on() or [kind for kind in active_transforms() if kind != "Vmap"] != ["Grad"]:
+        return False
+    return not any(innermost(v).requires_grad for v in _tensors(args))
 
 
 def _kernel_in_place(original: Callable[..., Any], op: Any) -> Callable[..., Any]:
@@ -281,7 +321,24 @@ def _kernel_in_front(original: Callable[..., Any], lean: Callable[..., Any]) -> 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
             return original(keys, *args, **kwargs)
-        return _completed(functools.partial(original, keys), lean, args, kwargs)
+        return _completed(functools.partial(original, keys), lean, args, kwargs, is_in_front=True)
+
+    return kernel
+
+
+def _kernel_of_replaced(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        found = NotImplemented if _is_outside() else function(*args, **kwargs)
+        return original(keys, *args, **kwargs) if found is NotImplemented else found
+
+    return kernel
+
+
+def _kernel_of_slopes(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_outside():
+            return original(keys, *args, **kwargs)
+        return _sloped(functools.partial(original, keys), own, args, kwargs)
 
     return kernel
 
@@ -313,9 +370,19 @@ def _kernel_of_backward(original: Callable[..., Any], formula: Callable[..., Any
     return kernel
 
 
-def _completed(original: Callable[..., Any], formula: Callable[..., Any], args: Any, kwargs: Any, has_value: bool = True) -> Any:
-    """The numbers of torch's own kernel, if it has any, with the derivatives of the formula."""
-    if has_value and not any(_is_differentiated(v) for v in _tensors((args, *kwargs.values()))):
+def _completed(
+    original: Callable[..., Any],
+    formula: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    has_value: bool = True,
+    is_in_front: bool = False,
+) -> Any:
+    """The numbers of torch's own kernel, if it has any, with the derivatives of the formula.
+
+    In front of all levels torch cannot say whether a tensor of some has a tangent.
+    """
+    if has_value and not is_in_front and not any(_is_differentiated(v) for v in _tensors((args, *kwargs.values()))):
         return original(*args, **kwargs)
 
     def values() -> Any:
@@ -334,7 +401,7 @@ def _completed(original: Callable[..., Any], formula: Callable[..., Any], args: 
         return found
     given = values()
     if isinstance(found, Tensor):
-        return _with_value(found, given)
+        return valued(found, given) if is_in_front else _with_value(found, given)
     return tuple([_with_value(y, v) for y, v in zip(found, given, strict=True)])
 
 
@@ -384,6 +451,69 @@ def _with_formula(original: Callable[..., Any], formula: Callable[..., Any], arg
     of_values: list[Any] = []
     values = _Given.apply(functools.partial(call, original), functools.partial(call, formula), of_values, *tensors)
     return unflattened(list(values), of_values[0])
+
+
+def _sloped(original: Callable[..., Any], own: Completed, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """torch's value, with the tangent by the slopes, or the gradient."""
+    assert own.slopes is not None
+    pairs = {i: unpacked(v) for i, v in enumerate(args) if isinstance(v, Tensor)}
+    tangents = {i: t for i, (_, t) in pairs.items() if t is not None}
+    if tangents:
+        given = [pairs[i][0] if i in pairs else v for i, v in enumerate(args)]
+        y = _sloped(original, own, given, kwargs)
+        slopes = own.slopes(y, *given, **kwargs)
+        terms = [slope * t.reshape(shape) for i, t in tangents.items() for slope, shape in (_slope(slopes, i, t),)]
+        return make_dual(y, functools.reduce(torch.add, terms).to(y.dtype).expand(y.shape), level=0)
+    where = [i for i in pairs if args[i].requires_grad]
+    is_torchs = own.lacks == NO_FORWARD or (own.lacks == NO_SECOND and not transforms_active())
+    if is_torchs or not where or not torch.is_grad_enabled():
+        return original(*args, **kwargs)
+
+    def call(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+        all_ = list(args)
+        for i, v in zip(pairs, given, strict=True):
+            all_[i] = v
+        return function(*all_, **kwargs)
+
+    slopes = functools.partial(call, functools.partial(own.slopes, None))
+    with single_level():
+        return _Sloped.apply(functools.partial(call, original), slopes, list(pairs), is_forward_mode(), *[args[i] for i in pairs])
+
+
+def _slope(slopes: Slopes, i: int, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The derivative by an argument, and the shape in which that broadcasts."""
+    if i not in slopes:
+        raise NotImplementedError(f"The operator has no derivative with respect to its argument {i}; detach that.")
+    slope, shape = slopes[i]
+    return slope(), x.shape if shape is None else shape
+
+
+class _Sloped(SingleLevelFunction):
+    """An operator with the gradient by its slopes, at one level of transforms."""
+
+    @staticmethod
+    def forward(ctx: Any, original: Any, slopes: Any, places: Sequence[int], has_forward: bool, *tensors: Tensor) -> Tensor:
+        ctx.slopes, ctx.places = slopes, list(places)
+        ctx.save_for_backward(*tensors)
+        set_forward_mode(has_forward)  # of the levels below, as is grad mode
+        try:
+            with torch.enable_grad():
+                return original([alone_at_level(v) for v in tensors])
+        finally:
+            set_forward_mode(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        tensors = ctx.saved_tensors
+        slopes, needed = ctx.slopes(tensors), ctx.needs_input_grad[4:]
+        found: list[Tensor | None] = []
+        for i, v, is_needed in zip(ctx.places, tensors, needed, strict=True):
+            if is_needed:
+                slope, shape = _slope(slopes, i, v)
+                found.append((g * slope).sum_to_size(shape).reshape(v.shape).to(v.dtype))
+            else:
+                found.append(None)
+        return None, None, None, None, *found
 
 
 class _Given(torch.autograd.Function):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import below_transforms, innermost
-from fullgrad.completion._registry import NO_SECOND, accumulated, completes, completes_backward
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward
 
 MEAN, MAX = 1, 2
 
@@ -15,6 +15,7 @@ def _are_offsets(offsets: Tensor, count: int) -> Tensor:
     return (offsets[..., :1] == 0).all() & (offsets >= 0).all() & (offsets <= count).all()
 
 
+@completes("_embedding_bag_forward_only", NO_FORWARD, batched=True)  # where only the weights of samples have a derivative
 @completes("_embedding_bag", NO_SECOND, batched=True)
 def _embedding_bag(
     weight: Tensor,

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import active_transforms, has_tangent, innermost
 from fullgrad.completion._products import exponents, times_power
-from fullgrad.completion._registry import NO_FORWARD, WRONG, WRONG_FORWARD, completes
+from fullgrad.completion._registry import NAN_THIRD, NO_DERIVATIVE, NO_FORWARD, WRONG, WRONG_FORWARD, completes
 
 
 def _lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -129,3 +130,66 @@ def _ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: 
         scale = tau[..., i, None, None]
         y = y - (scale.conj() if left == transpose else scale) * vectors[i] @ (vectors[i].mH @ y)
     return y if left else y.mH
+
+
+@completes("triangular_solve", WRONG_FORWARD)
+def _triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    own = a.mT if transpose else a
+    x = torch.linalg.solve_triangular(own, b, upper=upper is not transpose, unitriangular=unitriangular)
+    return x, a.clone()
+
+
+@completes("linalg_ldl_solve", NO_DERIVATIVE)
+def _ldl_solve(ld: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = False) -> Any:
+    r"""\(A^{-1} b\), linear in b. torch has no derivative of the factors, nor has the formula."""
+    if ld.requires_grad or has_tangent(ld):
+        raise NotImplementedError(
+            "torch.linalg.ldl_solve has no derivative with respect to the factors `LD`;"
+            " detach them, or call torch.linalg.solve with the matrix itself."
+        )
+    unit = torch.eye(ld.shape[-1], dtype=ld.dtype, device=ld.device).expand_as(ld)
+    return torch.linalg.ldl_solve(ld, pivots, unit, hermitian=hermitian) @ b
+
+
+def _orders(x: Tensor) -> int:
+    """How many derivatives may be taken: one in each transform, and three outside of all."""
+    return sum(kind != "Vmap" for kind in active_transforms()) + (3 if innermost(x).requires_grad else 1)
+
+
+@completes("_linalg_eigh", NAN_THIRD)
+def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
+    r"""Steps of refinement from the decomposition, a constant. Of n steps the derivatives are right to the order 2^n - 1.
+
+    For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues l_i are S_ii / (1 - R_ii). Nearer is
+    X (1 + E) with E_ij = (S_ij + l_j R_ij) / (l_j - l_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
+    """
+    constant, change = a.detach(), a - a.detach()
+    half = constant.tril(-1) if UPLO.upper() == "L" else constant.triu(1)
+    middle = constant.diagonal(dim1=-2, dim2=-1)
+    middle = middle.real if a.is_complex() else middle
+    # torch's gradient is that of both triangles, though one is read.
+    own = half + half.mH + torch.diag_embed(middle).to(a.dtype) + (change + change.mH) / 2
+    values, x = torch.linalg.eigh(constant, UPLO)
+    unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    is_one = unit != 0
+    gap = values.unsqueeze(-2) - values.unsqueeze(-1)
+    is_equal = (gap == 0) & ~is_one
+    off, lost = torch.diag_embed(values).to(a.dtype), None
+    for _ in range(max(2, _orders(a).bit_length())):
+        r = unit - x.mH @ x
+        s = x.mH @ own @ x
+        r, s = r - r.detach(), off + (s - s.detach())  # without the errors of rounding
+        diagonal = [(v.real if v.is_complex() else v) for v in (m.diagonal(dim1=-2, dim2=-1) for m in (s, r))]
+        found = diagonal[0] / (1 - diagonal[1])
+        gap = found.unsqueeze(-2) - found.unsqueeze(-1)
+        gap = torch.where(is_one | is_equal, 1, gap)
+        error = torch.where(is_one | is_equal, r / 2, (s + found.unsqueeze(-2) * r) / gap)
+        # Eigenvectors of equal eigenvalues have no derivative.
+        lost = (s + r) * torch.where(is_equal, torch.nan, 0).to(values.dtype) if lost is None else lost
+        x = x + x @ error
+    s, n = x.mH @ own @ x, x.mH @ x
+    s, n = off + (s - s.detach()), n - n.detach()
+    diagonal = [(v.real if v.is_complex() else v) for v in (m.diagonal(dim1=-2, dim2=-1) for m in (s, n))]
+    return diagonal[0] / (1 + diagonal[1]), x + x.detach() @ lost if compute_v else x.detach().new_empty(0)

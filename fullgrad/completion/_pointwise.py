@@ -5,7 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, WRONG_GRADIENT, accumulated, completes, completes_backward
+from fullgrad.completion._registry import (
+    NO_FORWARD,
+    NO_FORWARD_OF_BACKWARD,
+    NO_SECOND,
+    WRONG_GRADIENT,
+    accumulated,
+    completes,
+    completes_backward,
+)
 
 
 @completes("glu", NO_FORWARD)
@@ -25,6 +33,11 @@ def _hardsigmoid_backward(g: Tensor, x: Tensor) -> Tensor:
     return torch.where((x > -3) & (x < 3), g / 6, 0)
 
 
+@completes("_prelu_kernel", "gradients of a batch raise")
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.where(x > 0, x, weight * x)
+
+
 @completes("logaddexp", "it is NaN where both are -inf")
 def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
     if a.is_complex() or b.is_complex():
@@ -42,6 +55,30 @@ def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
     if exponent.is_floating_point() or exponent.is_complex() or not (x.is_floating_point() or x.is_complex()):
         return NotImplemented
     return x * torch.exp2(exponent.to(x.real.dtype if x.is_complex() else x.dtype))
+
+
+def _silu(x: Tensor) -> Tensor:
+    own = accumulated(x)
+    return (own * torch.sigmoid(own)).to(x.dtype)
+
+
+def _mish(x: Tensor) -> Tensor:
+    own = accumulated(x)
+    return (own * torch.tanh(torch.nn.functional.softplus(own, threshold=40))).to(x.dtype)
+
+
+def _logit(x: Tensor, eps: float | None = None) -> Tensor:
+    own = accumulated(x)
+    low, high = (0.0, 1.0) if eps is None else (eps, 1 - eps)
+    is_inside = (own >= low) & (own <= high)
+    own = torch.where(is_inside, own, 0.5 if eps is not None else torch.nan)
+    return torch.where(is_inside, torch.log(own) - torch.log1p(-own), 0 if eps is not None else torch.nan).to(x.dtype)
+
+
+# torch's forward mode under no_grad calls their backwards, which have no forward mode.
+completes("silu", NO_FORWARD_OF_BACKWARD, lean=_silu)(_silu)
+completes("mish", NO_FORWARD_OF_BACKWARD, lean=_mish)(_mish)
+completes("logit", NO_FORWARD_OF_BACKWARD, lean=_logit)(_logit)
 
 
 @completes("mvlgamma", NO_FORWARD, batched=True)

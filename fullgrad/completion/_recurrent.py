@@ -170,6 +170,32 @@ _completes_one_state("rnn_tanh", _tanh_step)
 _completes_one_state("rnn_relu", _relu_step)
 
 
+# --- Single steps -----------------------------------------------------------------------------------------------------------
+
+# torch adds a part of the gates in place to the other, which only one of them may have of each sample.
+
+
+@completes("lstm_cell", NO_BATCH, batched=True)
+def _lstm_cell(x: Tensor, states: Sequence[Tensor], *parameters: Tensor | None) -> State:
+    own = [p for p in parameters if p is not None]
+    return _lstm_step(_linear(x, own, 0), tuple(states), own)
+
+
+def _completes_cell(name: str, step: Step) -> None:
+    @completes(name, NO_BATCH, batched=True)
+    def cell(x: Tensor, state: Tensor, *parameters: Tensor | None) -> Tensor:
+        own = [p for p in parameters if p is not None]
+        return step(_linear(x, own, 0), (state,), own)[0]
+
+
+_completes_cell("gru_cell", _gru_step)
+_completes_cell("rnn_tanh_cell", _tanh_step)
+_completes_cell("rnn_relu_cell", _relu_step)
+
+
+# --- Sequences of several lengths -------------------------------------------------------------------------------------------
+
+
 @completes("_pack_padded_sequence", NO_FORWARD, batched=True)
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     counts: list[int] = innermost(lengths).tolist()

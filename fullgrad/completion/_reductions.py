@@ -1,12 +1,22 @@
-"""Reductions at indices: each place of the result looks at each element, n m numbers for n places and m elements."""
+"""Norms and deviations, and reductions at indices, where each place of the result looks at each element: n m numbers."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward, valued
+from fullgrad.completion._registry import (
+    NAN_THIRD,
+    NO_FORWARD,
+    NO_SECOND,
+    NO_THIRD,
+    accumulated,
+    completes,
+    completes_backward,
+    valued,
+)
 
 
 def _extreme(x: Tensor, dim: int, function: Any) -> Tensor:
@@ -111,3 +121,100 @@ def _segment_reduce(
         return total
     empty = torch.full_like(total, torch.nan) if initial is None else total
     return torch.where(count == 0, empty, total / count.clamp(min=1))
+
+
+def _unit(size: Tensor, dims: Any) -> Tensor:
+    """The largest size, a constant by which squares neither over- nor underflow; 1 of zeros and of what is not finite."""
+    most = size.detach().amax(dims, keepdim=True)
+    return torch.where((most > 0) & most.isfinite(), most, 1)
+
+
+@completes("linalg_vector_norm", NO_THIRD)
+def _vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """The norm, whose derivative by zeros is 0, as in torch."""
+    dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
+    if p in (0, 1, math.inf, -math.inf) or not x.numel() or not x.ndim:
+        return NotImplemented  # torch's are right
+    own = accumulated(x if dtype is None else x.to(dtype))
+    unit = _unit(own.abs(), dims)
+    own, is_0 = own / unit, own == 0
+    if p == 2:
+        powers = (own * own.conj()).real if own.is_complex() else own * own
+    else:
+        powers = torch.where(is_0, 0 if p > 0 else math.inf, torch.where(is_0, 1, own).abs().pow(p))
+    total = powers.sum(dims, keepdim=True)
+    is_0 = (total == 0) if p > 0 else total.isinf()
+    y = unit * torch.where(is_0, 0, torch.where(is_0, 1, total).pow(1 / p))
+    real = torch.empty((), dtype=dtype or x.dtype).abs().dtype
+    return (y if keepdim else y.squeeze(dims)).to(real)
+
+
+@completes("norm.Scalar", NO_THIRD)
+def _norm(x: Tensor, p: float = 2) -> Any:
+    return _vector_norm(x, p)
+
+
+@completes("norm.ScalarOpt_dtype", NO_THIRD)
+def _norm_of_dtype(x: Tensor, p: float | None, *, dtype: torch.dtype) -> Any:
+    return _vector_norm(x, 2 if p is None else p, dtype=dtype)
+
+
+@completes("norm.ScalarOpt_dim", NO_THIRD)
+@completes("norm.ScalarOpt_dim_dtype", NO_THIRD)
+def _norm_of_dims(x: Tensor, p: float | None, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    return _vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
+
+
+@completes("dist", NO_THIRD)
+def _dist(x: Tensor, other: Tensor, p: float = 2) -> Any:
+    return _vector_norm(x - other, p)
+
+
+@completes("renorm", NO_THIRD)
+def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    dims = [d for d in range(x.ndim) if d != dim % x.ndim]
+    norm = torch.linalg.vector_norm(accumulated(x), p, dims, keepdim=True)
+    is_large = norm > maxnorm
+    return torch.where(is_large, x * (maxnorm / (torch.where(is_large, norm, 1) + 1e-7)).to(x.dtype), x)
+
+
+@completes("std.correction", NO_THIRD)
+def _std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """The deviation, whose derivative where all numbers are equal is 0, as in torch."""
+    if x.is_complex() or not x.numel() or not x.ndim:
+        return NotImplemented
+    dims = tuple(range(x.ndim)) if not dim and dim != 0 else (dim,) if isinstance(dim, int) else tuple(dim)
+    own = accumulated(x)
+    own = own - own.detach().mean(dims, keepdim=True)
+    unit = _unit(own.abs(), dims)
+    variance = torch.var(own / unit, dims, correction=1 if correction is None else correction, keepdim=True)
+    is_0 = variance == 0
+    y = unit * torch.where(is_0, 0, torch.where(is_0, 1, variance).sqrt())
+    return (y if keepdim else y.squeeze(dims)).to(x.dtype)
+
+
+@completes("std_mean.correction", NO_THIRD)
+def _std_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    std = _std(x, dim, correction=correction, keepdim=keepdim)
+    return std if std is NotImplemented else (std, x.mean(dim, keepdim=keepdim))
+
+
+@completes("logcumsumexp", NAN_THIRD)
+def _logcumsumexp(x: Tensor, dim: int) -> Any:
+    if x.is_complex() or not x.ndim:
+        return NotImplemented
+    y, far = accumulated(x).movedim(dim, -1), 1
+    while far < y.shape[-1]:
+        y, far = torch.cat([y[..., :far], torch.logaddexp(y[..., far:], y[..., :-far])], -1), 2 * far
+    return y.movedim(-1, dim).to(x.dtype)
+
+
+@completes("masked_scatter", "forward mode by a source of another shape raises", batched=True)
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
+    if not source.numel() or not x.numel():
+        return x.clone()
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    mask = mask.expand(shape)
+    place = (mask.reshape(-1).long().cumsum(0) - 1).clamp(min=0)
+    place = torch.where(mask.reshape(-1), place, 0)
+    return torch.where(mask, source.reshape(-1).gather(0, place).reshape(shape), x)

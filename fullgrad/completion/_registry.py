@@ -11,6 +11,10 @@ from torch import Tensor
 
 WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
+NO_THIRD = "reverse over forward, differentiated again, raises"
+NAN_THIRD = "third derivatives are NaN"
+NO_PADDED_THIRD = "there is no third derivative where an output is padded"
+NO_FORWARD_OF_BACKWARD = "there is no forward mode of its backward under no_grad"
 NO_FORWARD = "there is no forward mode"
 WRONG_FORWARD = "forward mode is wrong"
 NO_VMAP = "vmap does not batch it"
@@ -32,6 +36,12 @@ class Completed(NamedTuple):
     batched: bool = False
     lean: Callable[..., Any] | None = None
     issue: int | None = None
+    slopes: Callable[..., "Slopes"] | None = None
+
+
+# The derivatives of a function of single elements by its arguments, by their places: each a function that computes it, and the
+# shape in which the argument broadcasts, None for its own.
+Slopes = dict[int, tuple[Callable[[], Tensor], tuple[int, ...] | None]]
 
 
 class Whole(NamedTuple):
@@ -45,6 +55,8 @@ class Whole(NamedTuple):
 COMPLETED: dict[str, Completed] = {}
 # Operators that torch's backwards call, which have no derivative, by their names. Their formulas are for eager code.
 BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {}
+# Operators that other calls of torch with the same value replace under a transform, by their names. Eager code does not see them.
+REPLACED: dict[str, Callable[..., Any]] = {}
 
 
 def completes_backward(name: str, *results: int) -> Callable[[Any], Any]:
@@ -67,6 +79,29 @@ def completes(
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
         COMPLETED[name] = Completed(formula, lacks, batched, lean, issue)
         return formula
+
+    return enter
+
+
+def completes_by_slopes(name: str, lacks: str) -> Callable[[Any], Any]:
+    """A decorator that enters an operator of single elements by its derivatives: a function of its value and its arguments. These
+    are functions of the arguments, whose own derivatives are the next ones. If forward mode alone is lacking, reverse mode is
+    torch's.
+    """
+
+    def enter(slopes: Callable[..., Slopes]) -> Callable[..., Slopes]:
+        COMPLETED[name] = Completed(slopes, lacks, slopes=slopes)
+        return slopes
+
+    return enter
+
+
+def replaces(name: str) -> Callable[[Any], Any]:
+    """A decorator that enters what is called under a transform in place of an operator, unless it returns NotImplemented."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        REPLACED[name] = function
+        return function
 
     return enter
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fullgrad._dispatch import ordered, pytree
+from fullgrad._engine.surroundings import check_modes, modes_of
 from fullgrad._engine.watching import seen
 
 
@@ -181,22 +182,6 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
                 "does."
             )
     return state
-
-
-def modes_of(module: nn.Module) -> list[tuple[nn.Module, bool]]:
-    """The parts of a module, and whether each is in training mode."""
-    return [(part, part.training) for part in module.modules()]
-
-
-def check_modes(noted: Sequence[tuple[nn.Module, bool]]) -> None:
-    """Refuse modules whose mode has changed since a call, which another call would not repeat."""
-    for part, training in noted:
-        if part.training is not training:
-            before, now = ("training", "evaluation") if training else ("evaluation", "training")
-            raise RuntimeError(
-                f"A {type(part).__name__} was in {before} mode when an operator made of functions called it, and is in {now} "
-                "mode when its derivative calls it again. Take the derivative first, or change the mode before the call."
-            )
 
 
 def holds_tensors(value: Any, depth: int = 4) -> bool:

@@ -25,13 +25,18 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
-from fullgrad._engine.call import check_modes, modes_of, run_with_states, state_of
+from fullgrad._engine.call import run_with_states, state_of
 from fullgrad._engine.guard import guard
-from fullgrad._engine.held import has_compiled_code, held, held_in, is_globals, places, substituted
+from fullgrad._engine.held import generators_in, has_compiled_code, held, held_in, is_globals, places, substituted
 from fullgrad._engine.replay import Replay
-from fullgrad._engine.rule import CAPTURED, is_differentiated, leaves_of, versions_of
-from fullgrad._engine.surroundings import Surroundings, changed, in_graph
+from fullgrad._engine.rule import is_differentiated, leaves_of
+from fullgrad._engine.surroundings import Surroundings, changed, check_modes, in_graph, modes_of, versions_of
 from fullgrad._engine.watching import is_watched, seen, watching
+
+CAPTURED = (
+    "{} captures a tensor that requires a gradient or belongs to a transform. Pass the tensor, or the module that has it, as an "
+    "argument."
+)
 
 
 class Closure:
@@ -45,10 +50,10 @@ class Closure:
 
     def __init__(self, name: str, *functions: Any, objects: Sequence[Any] = (), draws_again: bool = True) -> None:
         self.name, self.functions, self.objects = name, functions, objects
-        # Whether a derivative calls what the call has called, which draws the same numbers, or other code, which may draw none.
-        self.replay, self.draws_again = Replay(name), draws_again
         self.message = CAPTURED.format(name)
         self.look()
+        # Whether a derivative calls what the call has called, which draws the same numbers, or other code, which may draw none.
+        self.replay, self.draws_again = Replay(name, generators_in((*functions, *objects), self.places)), draws_again
         self.constants: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # other tensors that were used, with their versions
         self.made: dict[int, weakref.ref[Tensor]] = {}  # tensors that the call made and something keeps, such as a cache
         self.held_now: dict[int, Tensor] | None = None  # what the functions hold when the derivative is taken

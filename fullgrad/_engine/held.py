@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 _DEPTH = 8  # of objects in objects
@@ -64,6 +65,12 @@ def held_in(functions: Iterable[Any], found: Iterable[Place]) -> tuple[list[nn.M
     """The modules and tensors among functions and what was found in their places."""
     values = {id(v): v for v in (*functions, *[value for *_, value in found]) if isinstance(v, (nn.Module, Tensor))}.values()
     return [v for v in values if isinstance(v, nn.Module)], [v for v in values if isinstance(v, Tensor)]
+
+
+def generators_in(functions: Iterable[Any], found: Iterable[Place]) -> list[torch.Generator]:
+    """The random generators of the user among functions and what was found in their places."""
+    values = (*functions, *[value for *_, value in found])
+    return list({id(v): v for v in values if isinstance(v, torch.Generator)}.values())
 
 
 def has_compiled_code(functions: Iterable[Any], found: Iterable[Place]) -> bool:

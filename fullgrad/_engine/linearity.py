@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import below_transforms, innermost, vjp
-from fullgrad._engine.generators import same_draws
+from fullgrad._engine.random_states import same_draws
 
 _Function = Callable[..., Sequence[Tensor]]
 

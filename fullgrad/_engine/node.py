@@ -1,19 +1,32 @@
-"""`one_node`: functions that take a function of the user, as one node of compiled code."""
+"""`one_node` and `run_as_node`: functions that take or hold a function of the user, as one node of compiled code."""
 
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.records import function_for_graph, function_of
 from fullgrad._dispatch import is_exporting, is_tracing, pytree, traced_below
 from fullgrad._engine.guard import guard
-from fullgrad._engine.operator import NOTHING, with_nothing
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Nothing:
+    """None, which torch takes for no argument of a node, and for no result."""
+
+
+NOTHING = _Nothing()
+# Unflattened it is None, also where Dynamo traces that.
+pytree.register_pytree_node(_Nothing, lambda _: ((), None), lambda *_: None)
+
+
+def with_nothing(tree: Any) -> Any:
+    """A structure with `NOTHING` in the places of None."""
+    return pytree.tree_map(lambda v: NOTHING if v is None else v, tree)
 
 
 def one_node(function: F) -> F:
@@ -48,3 +61,14 @@ def _for_graph(value: Any) -> Any:
     if isinstance(value, Tensor) or not callable(value):
         return value
     return f"{function_for_graph(value)}"  # a new string: Dynamo does not know the type of what an assumed constant returns
+
+
+def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not is_tracing():  # the graph breaks at the node, and nobody unflattens what was made for it
+        args, kwargs = pytree.tree_map(lambda v: v, (args, kwargs))
+        return function.run(args, kwargs)
+    guard(*function.parts(), *[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, nn.Module)])
+    return with_nothing(function.run(args, kwargs))
+
+
+run_as_node = traced_below(_run)

@@ -7,20 +7,17 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
 from fullgrad._dispatch import (
     STAYS_IN_INFERENCE_MODE,
     is_exporting,
-    is_tracing,
     overrides_in,
     pytree,
     refuse_lost_derivatives,
-    traced_below,
 )
-from fullgrad._engine.guard import guard
+from fullgrad._engine.node import run_as_node, with_nothing
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -59,7 +56,7 @@ class Made(Generic[P, R]):
         # An exported graph holds the value alone.
         if is_exporting():
             return self.function(*args, **kwargs)
-        return _node[0](self, *with_nothing((args, kwargs)))
+        return run_as_node[0](self, *with_nothing((args, kwargs)))
 
     def target(self) -> Callable[P, R]:
         """It as the target of a node of a graph, whose code needs a name."""
@@ -107,31 +104,6 @@ class Made(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.name}>"
-
-
-class _Nothing:
-    """None, which torch takes for no argument of a node, and for no result."""
-
-
-NOTHING = _Nothing()
-# Unflattened it is None, also where Dynamo traces that.
-pytree.register_pytree_node(_Nothing, lambda _: ((), None), lambda *_: None)
-
-
-def with_nothing(tree: Any) -> Any:
-    """A structure with `NOTHING` in the places of None."""
-    return pytree.tree_map(lambda v: NOTHING if v is None else v, tree)
-
-
-def _run(function: Made, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not is_tracing():  # the graph breaks at the node, and nobody unflattens what was made for it
-        args, kwargs = pytree.tree_map(lambda v: v, (args, kwargs))
-        return function.run(args, kwargs)
-    guard(*function.parts(), *[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, nn.Module)])
-    return with_nothing(function.run(args, kwargs))
-
-
-_node = traced_below(_run)
 
 
 def _own_name(function: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fullgrad._dispatch import (
     transforms_active,
     vmaps_that_draw_differently,
 )
-from fullgrad._engine.generators import random_states, restore_random_states, same_draws
+from fullgrad._engine.random_states import random_states, restore_random_states, same_draws
 
 _MOST = 64  # elements of a result that are kept
 _AS_IT_IS = contextlib.nullcontext()
@@ -25,10 +25,11 @@ _AS_IT_IS = contextlib.nullcontext()
 
 class Replay:
     """The state in which a function is called: `first` notes the states of the random generators, if it draws, and autocast;
-    `again` restores them for another call of the function.
+    `again` restores them for another call of the function. ``own`` are generators of the user, which the function holds.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, own: Sequence[torch.Generator] = ()) -> None:
+        self.own = own
         self.name, self.states, self.autocast, self.often, self.vmaps = name, None, {}, False, 0
         self.was_inside = False  # of transforms
         self.kept: list[Tensor] = []
@@ -41,12 +42,12 @@ class Replay:
     def first(self, function: Callable[[], Any], is_right: Callable[[Any], bool] | None = None) -> Any:
         """The result of a function; or NotImplemented, as if it had not been called, if the result is not right."""
         self.noted()
-        before = [] if is_tracing() else random_states()
+        before = [] if is_tracing() else random_states(self.own)
         result = function()
         if is_right is not None and not is_right(result):
-            restore_random_states(before)
+            restore_random_states(before, self.own)
             return NotImplemented
-        if before and not all(map(torch.equal, before, random_states())):
+        if before and not all(map(torch.equal, before, random_states(self.own))):
             self.often = self.states is not None
             self.states, self.vmaps, self.was_inside = before, vmaps_that_draw_differently(), transforms_active()
             self.kept = [] if self.was_inside else _numbers(getattr(result, "tensors", result))
@@ -80,11 +81,11 @@ class Replay:
             yield
             return
         traced = is_tracing()
-        before = [] if traced else random_states()
+        before = [] if traced else random_states(self.own)
         with self.same_autocast(), _NoDraw(self.name) if traced else contextlib.nullcontext():
             yield
-        if not traced and not all(map(torch.equal, before, random_states())):
-            restore_random_states(before)
+        if not traced and not all(map(torch.equal, before, random_states(self.own))):
+            restore_random_states(before, self.own)
             raise NotImplementedError(
                 f"{self.name} draws random numbers, which cannot be those of other code. Draw them outside, and pass them as an "
                 "argument."
@@ -125,8 +126,8 @@ class Replay:
                 'sample. Pass randomness="same" to that vmap: a derivative draws what the function drew.'
             )
         else:
-            with same_draws(), drawing_as_before(self.was_inside):
-                restore_random_states(self.states)
+            with same_draws(self.own), drawing_as_before(self.was_inside):
+                restore_random_states(self.states, self.own)
                 yield
 
 

@@ -29,15 +29,11 @@ from fullgrad._dispatch import (
     transforms_active,
     with_memory,
 )
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.call import Call
+from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
 from fullgrad._engine.watching import made
 
 Maybe = Sequence[Tensor | None]
-CAPTURED = (
-    "{} captures a tensor that requires a gradient or belongs to a transform. Pass the tensor, or the module that has it, as an "
-    "argument."
-)
-CHANGED = "{} changes an argument in place, which would be lost or wrong; return a new tensor instead."
 
 
 class Rule:
@@ -236,6 +232,18 @@ def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> T
     return t
 
 
+def gradients_of(rule: str, label: str, call: Call, wanted: Sequence[int], grads: Any) -> list[Any]:
+    """The gradients that a rule returned, one or None for each tensor of a call; the tuple has the wanted arguments."""
+    if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
+        raise TypeError(
+            f"{rule} must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a value of type "
+            f"{type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
+        )
+    given = dict(zip(wanted, grads, strict=True))
+    parts = [part.flattened(given.get(i), f"{label}: the gradient of argument {i}") for i, part in enumerate(call.parts)]
+    return [g for part in parts for g in part]
+
+
 def is_floating(dtype: torch.dtype) -> bool:
     """Whether a dtype has derivatives."""
     return dtype.is_floating_point or dtype.is_complex
@@ -298,10 +306,3 @@ def leaves_of(tensors: Sequence[Tensor]) -> set[int]:
         found.add(id(getattr(node, "variable", None)))
         stack += [next_node for next_node, _ in node.next_functions]
     return (found | {id(t) for t in tensors if t.is_leaf and t.requires_grad}) - {id(None)}
-
-
-def versions_of(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each tensor was changed in place. Inference mode does not count changes."""
-    if transforms_active():
-        tensors = [innermost(t) for t in tensors]
-    return [] if is_tracing() else [t._version for t in tensors if not t.is_inference()]

@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from fullgrad._dispatch import is_differentiating, is_recorded
+from fullgrad._dispatch import innermost, is_differentiating, is_recorded, is_tracing, transforms_active
 from fullgrad._engine.held import Place, content, places
+
+CHANGED = "{} changes an argument in place, which would be lost or wrong; return a new tensor instead."
 
 _PLAIN = (int, float, complex, str, type(None))
 
@@ -89,3 +91,26 @@ def exchanged(label: str, now: Any) -> RuntimeError:
         f"{label} uses {found} in its derivative that was not used in the call: a variable or an attribute has another value "
         "now, as at the end of a loop. Pass the value as an argument, or as a default, `lambda x, k=k: …`."
     )
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place. Inference mode does not count changes."""
+    if transforms_active():
+        tensors = [innermost(t) for t in tensors]
+    return [] if is_tracing() else [t._version for t in tensors if not t.is_inference()]
+
+
+def modes_of(module: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """The parts of a module, and whether each is in training mode."""
+    return [(part, part.training) for part in module.modules()]
+
+
+def check_modes(noted: Sequence[tuple[nn.Module, bool]]) -> None:
+    """Refuse modules whose mode has changed since a call, which another call would not repeat."""
+    for part, training in noted:
+        if part.training is not training:
+            before, now = ("training", "evaluation") if training else ("evaluation", "training")
+            raise RuntimeError(
+                f"A {type(part).__name__} was in {before} mode when an operator made of functions called it, and is in {now} "
+                "mode when its derivative calls it again. Take the derivative first, or change the mode before the call."
+            )

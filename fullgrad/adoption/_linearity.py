@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, vjp, without_modes
-from fullgrad._engine.generators import same_draws
 from fullgrad._engine.linearity import GENERIC, is_linear, wider
+from fullgrad._engine.random_states import same_draws
 from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
 
 TRANSPOSE, IDENTITY = "transpose", "identity"

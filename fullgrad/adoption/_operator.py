@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullgrad import _dispatch
 from fullgrad._core.function import Function
-from fullgrad._engine.generators import random_states, same_draws
+from fullgrad._engine.random_states import random_states, same_draws
 from fullgrad.adoption import _tensors
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import scope

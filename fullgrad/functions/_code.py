@@ -11,9 +11,10 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
 from fullgrad._engine.closure import Closure, frozen
 from fullgrad._engine.node import value_alone
+from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import is_differentiated, values_of
 from fullgrad._engine.surroundings import Surroundings
-from fullgrad._engine.values import METHODS, opaque_values
+from fullgrad._engine.values import METHODS
 from fullgrad._engine.watching import seen
 
 

@@ -28,30 +28,29 @@ from fullgrad._dispatch import (
     without_modes,
 )
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import Refusing
-from fullgrad._engine.generators import same_draws
+from fullgrad._engine.closure import CAPTURED, Refusing
+from fullgrad._engine.held import generators_in, places
 from fullgrad._engine.linearity import is_linear, wider
 from fullgrad._engine.operator import Made, P, R
+from fullgrad._engine.random_states import same_draws
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
-    CAPTURED,
-    CHANGED,
     Maybe,
     Rule,
     by_reference,
     check_like,
     declared,
+    gradients_of,
     is_differentiated,
     is_floating,
     may_differ,
     scattered,
     transposed,
     values_of,
-    versions_of,
 )
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
 from fullgrad._engine.values import METHODS, values_by
-from fullgrad.functions._transposing import constants_of_transposes, transposing, trying
+from fullgrad.functions._recursive_rules import constants_of_transposes, transposing, trying
 
 Numbers = int | Sequence[int]
 Names = str | Sequence[str]
@@ -172,6 +171,11 @@ class Custom(Made[P, R]):
         """The tensors, modules and variables around the function and its rules now, and those in the objects of a call."""
         return Surroundings(self.label, *self.parts(), *call.objects())
 
+    def replay(self, call: "CustomCall") -> Replay:
+        """A state for calling the function or its rules again."""
+        functions = (*self.parts(), *call.objects())
+        return Replay(self.label, generators_in(functions, places(*functions)))
+
     def has_rules(self) -> bool:
         """Whether the rules have been given."""
         raise NotImplementedError
@@ -286,7 +290,7 @@ class _JVPRule:
     """The rule of tangents of one call. Its transpose, by autograd, is the rule of gradients."""
 
     def __init__(self, owner: CustomJVP, call: CustomCall) -> None:
-        self.owner, self.call, self.replay = owner, call, Replay(owner.label)
+        self.owner, self.call, self.replay = owner, call, owner.replay(call)
         self.result: Any = None
 
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> list[Tensor]:
@@ -389,7 +393,7 @@ class _VJPRule:
     """
 
     def __init__(self, owner: CustomVJP, call: CustomCall) -> None:
-        self.owner, self.call, self.replay, self.replay_back = owner, call, Replay(owner.label), Replay(owner.label)
+        self.owner, self.call, self.replay, self.replay_back = owner, call, owner.replay(call), owner.replay(call)
         self.result: Any = None
         self.residuals: Any = None
         self.kinds = [(is_floating(t.dtype), t.shape, t.dtype) for t in call.tensors]
@@ -562,18 +566,6 @@ def _first_of(f: Callable[..., Any], *args: Any) -> Any:
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------------------
-
-
-def gradients_of(rule: str, label: str, call: Call, wanted: Sequence[int], grads: Any) -> list[Any]:
-    """The gradients that a rule returned, one or None for each tensor of a call; the tuple has the wanted arguments."""
-    if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
-        raise TypeError(
-            f"{rule} must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a value of type "
-            f"{type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
-        )
-    given = dict(zip(wanted, grads, strict=True))
-    parts = [part.flattened(given.get(i), f"{label}: the gradient of argument {i}") for i, part in enumerate(call.parts)]
-    return [g for part in parts for g in part]
 
 
 def _has_parameter(function: Any, name: str) -> bool:

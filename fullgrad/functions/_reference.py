@@ -19,6 +19,7 @@ from fullgrad._engine.rule import (
     by_reference,
     check_like,
     declared,
+    gradients_of,
     is_differentiated,
     may_differ,
     scattered,
@@ -26,7 +27,6 @@ from fullgrad._engine.rule import (
 )
 from fullgrad._engine.surroundings import Surroundings
 from fullgrad._engine.values import METHODS, values_by
-from fullgrad.functions._custom import gradients_of
 
 
 def with_reference(

@@ -13,8 +13,8 @@ from fullgrad._engine.guard import guard
 from fullgrad._engine.held import held
 from fullgrad._engine.operator import P, made
 from fullgrad._engine.replay import Replay
-from fullgrad._engine.rule import CHANGED, leaves_of, versions_of
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.rule import leaves_of
+from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
 from fullgrad.functions._reference import WithReference
 
 

@@ -11,8 +11,7 @@ from fullgrad._core.function import alias, is_identity
 from fullgrad._dispatch import has_shape, of_one_instance
 from fullgrad._engine.closure import refuse_in_graphs
 from fullgrad._engine.node import one_node, value_alone
-from fullgrad._engine.rule import CHANGED, versions_of
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 
 

@@ -13,8 +13,8 @@ from fullgrad._core.autocast import matmul
 from fullgrad._core.warn import warn
 from fullgrad._dispatch import is_tracing
 from fullgrad._engine.closure import Refusing
+from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
-from fullgrad._engine.values import opaque_values
 from fullgrad.implicit._linear import LU, Product, cg_and_curvature, gmres, norm, normal_cg
 
 METHODS = ("dense", "cg", "normal_cg", "gmres")

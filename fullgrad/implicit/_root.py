@@ -12,12 +12,13 @@ from fullgrad._core.warn import warn
 from fullgrad._dispatch import has_shape, is_differentiating, is_traced, ordered, pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, Refusing, frozen
+from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.rule import (
     is_floating,
     transpose,
 )
-from fullgrad._engine.values import METHODS, opaque_values, plain_values, values_by
+from fullgrad._engine.values import METHODS, plain_values, values_by
 from fullgrad.implicit import _equation
 from fullgrad.implicit._equation import ByEquation, Equation, Jacobian, flat, neumann, real, sample_of
 from fullgrad.implicit._linear import norm

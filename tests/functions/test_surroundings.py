@@ -211,6 +211,36 @@ def test_draws_where_a_derivative_is_taken_elsewhere(where, what):
         torch.testing.assert_close(found(lambda x: fullgrad.checkpoint(f, x)), expected)
 
 
+def _by_residuals(f):
+    """The rule has the value, which another draw would not give."""
+    op = fullgrad.custom_vjp(f)
+    op.defvjp(lambda x: (lambda y: (y, (y, x)))(f(x)), lambda r, g: (2 * g * r[0] / r[1],))
+    return op
+
+
+OF_OWN_GENERATOR = {
+    "checkpoint": lambda f: lambda x: fullgrad.checkpoint(f, x),
+    "with_reference": lambda f: fullgrad.with_reference(f, f, vmap_method="map"),
+    "custom_jvp": lambda f: _by_tangents(f),
+    "custom_vjp": _by_residuals,
+    "custom_gradient": lambda f: fullgrad.custom_gradient(lambda x: (f(x), lambda g: 2 * g * f(x) / x)),
+}
+
+
+@pytest.mark.parametrize("name", OF_OWN_GENERATOR)
+def test_a_generator_of_the_user_draws_the_same_again(name):
+    """In the first and the second derivative, which leave its state as it is after the call."""
+    generator = torch.Generator().manual_seed(0)
+    op = OF_OWN_GENERATOR[name](lambda x: x * x * torch.rand(x.shape, generator=generator, dtype=x.dtype))
+    x = X.clone().requires_grad_()
+    y, state = op(x), generator.get_state()
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(first, 2 * y / x)
+    torch.testing.assert_close(second, 2 * y / x**2)
+    assert torch.equal(generator.get_state(), state)
+
+
 def _by_tangents(f):
     op = fullgrad.custom_jvp(f)
     op.defjvp(lambda p, t: jvp(f, p, t))
@@ -609,7 +639,7 @@ def test_a_graph_that_breaks_at_an_operator_leaves_it_to_eager_code(name):
 THREADS = """
 import gc, threading
 import torch
-from fullgrad._engine.generators import random_states
+from fullgrad._engine.random_states import random_states
 
 def work():
     for _ in range(1000):

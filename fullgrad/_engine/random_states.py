@@ -17,19 +17,19 @@ _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def same_draws() -> Iterator[None]:
-    """A context that restores the states of the random generators at its end."""
-    before = random_states()
+def same_draws(own: Sequence[torch.Generator] = ()) -> Iterator[None]:
+    """A context that restores the states of the random generators, and of a user's own, at its end."""
+    before = random_states(own)
     try:
         yield
     finally:
-        restore_random_states(before)
+        restore_random_states(before, own)
 
 
-def random_states() -> list[Tensor]:
-    """The states of torch's generators, those of the CPU and of each device of the accelerator, whatever its kind."""
+def random_states(own: Sequence[torch.Generator] = ()) -> list[Tensor]:
+    """The states of a user's own generators, and of torch's, of the CPU and of each device of the accelerator."""
     with _LOCK:
-        return [state() for state, _ in _generators()]
+        return [*[g.get_state() for g in own], *[state() for state, _ in _generators()]]
 
 
 def untraced_random_states() -> list[Tensor]:
@@ -37,10 +37,11 @@ def untraced_random_states() -> list[Tensor]:
     return [] if is_tracing() else random_states()
 
 
-def restore_random_states(states: Sequence[Tensor]) -> None:
+def restore_random_states(states: Sequence[Tensor], own: Sequence[torch.Generator] = ()) -> None:
     """Restore what `random_states` returned; a device that has been initialized since keeps its state."""
+    restoring = [*[g.set_state for g in own], *[restore for _, restore in _generators()]]
     with _LOCK:
-        for (_, restore), state in zip(_generators(), states, strict=False):
+        for restore, state in zip(restoring, states, strict=False):
             restore(state)
 
 

@@ -3,9 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fullgrad._core.elementwise import Elementwise
-from fullgrad._core.function import Function
-
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
@@ -30,6 +27,8 @@ if TYPE_CHECKING:
     from fullgrad import audit as audit
     from fullgrad import nn as nn
     from fullgrad import testing as testing
+    from fullgrad._core.elementwise import Elementwise
+    from fullgrad._core.function import Function
     from fullgrad.adoption import *  # noqa: F403
     from fullgrad.clamping import *  # noqa: F403
     from fullgrad.completion import *  # noqa: F403
@@ -60,12 +59,13 @@ if TYPE_CHECKING:
         "spikes",
     ]
 
-# A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
-# searched in this order: `straight` needs all of `soft`.
+# A family is imported on the first use of one of its names, and torch with it: the command line refuses a wrong argument at once.
+# The names of the first group are also names of `fullgrad`, and are searched in this order: `straight` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion", "straight")
 _MODULES = ("blackbox", "implicit", "losses", "quantizers", "safe", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
+_BASES = {"Elementwise": "elementwise", "Function": "function"}
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name
@@ -75,13 +75,33 @@ if not TYPE_CHECKING:  # a type checker would accept any name
             return importlib.import_module(f"fullgrad.{name}")
         if name == "__all__":
             families = [importlib.import_module(f"fullgrad.{family}") for family in _TOP_LEVEL]
-            return ["Elementwise", "Function", *(name for family in families for name in family.__all__), *_MODULES]
+            return [*_BASES, *(name for family in families for name in family.__all__), *_MODULES]
+        if name in _BASES:
+            globals()[name] = value = getattr(importlib.import_module(f"fullgrad._core.{_BASES[name]}"), name)
+            return value
         for family in () if name.startswith("_") else _TOP_LEVEL:
             module = importlib.import_module(f"fullgrad.{family}")
             if name in module.__all__:
                 globals()[name] = value = getattr(module, name)
                 return value
-        raise AttributeError(f"module 'fullgrad' has no attribute {name!r}")
+        raise AttributeError(f"module 'fullgrad' has no attribute {name!r}{_where_it_is(name)}", name=name)
+
+
+def _where_it_is(name: str) -> str:
+    """The end of an error about a name: the modules that have it, its straight-through version, or a name that is close."""
+    from difflib import get_close_matches
+
+    from fullgrad._core.listed import listed
+
+    if name.startswith("_"):
+        return ""
+    of = {module: listed(module) for module in (*_TOP_LEVEL, *_MODULES, "nn")}
+    found = [f"fullgrad.{module}.{name}" for module in (*_MODULES, "nn") if name in of[module]]
+    found += [f"fullgrad.{name}_st"] * (f"{name}_st" in of["straight"])
+    if found:
+        return f": write {' or '.join(found)}"
+    close = get_close_matches(name, [n for family in _TOP_LEVEL for n in of[family]], 1, 0.7)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def __dir__() -> list[str]:

@@ -316,6 +316,49 @@ def test_the_way_out_is_named(call, told):
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: fullgrad.soft.sort(X, temperature=0.1), "sort: there is no argument `temperature`: it is called `softness`."),
+        (lambda: fullgrad.sort_st(X, regularization_strength=0.1), "`regularization_strength`: it is called `softness`."),
+        (lambda: fullgrad.soft.sort(X, steepness=10), "`steepness`: `softness` is its reciprocal."),
+        (lambda: fullgrad.soft.sort(X, regularization="l2"), "`regularization`: `mode` names the shape: 'smooth' is entropic"),
+        (lambda: fullgrad.soft.sort(X, hard=True), "`hard`: sort_st has the hard value, with the gradient of soft.sort."),
+        (lambda: fullgrad.soft.sort(X, axis=0), "`axis`: it is called `dim`."),
+        (lambda: fullgrad.soft.sort(X, softnes=1), "sort: there is no argument `softnes`: did you mean `softness`?"),
+        (lambda: fullgrad.soft.sort(X, thing=1), "`thing`: its arguments are `x`, `dim`,"),
+        (lambda: fullgrad.sampling.gumbel_softmax(X, temperature=1), "`temperature`: it is called `tau`."),
+        (lambda: fullgrad.quantizers.lsq(X, 0.1, num_bits=4), "lsq: there is no argument `num_bits`: it is called `bits`."),
+        (lambda: fullgrad.k_bit_quantize(X, 4, num_bits=4), "`num_bits`: it is called `k`."),
+        (lambda: fullgrad.quantizers.fake_quantize(X, 0.1, bits=4), "`bits`: quantizers.quant_range(bits) returns `quant_min`"),
+        (lambda: fullgrad.spikes.atan(X, spike_grad=None), "`spike_grad`: the functions of fullgrad.spikes are surrogates"),
+        (lambda: fullgrad.nn.LSQ(num_bits=4), "LSQ: there is no argument `num_bits`: it is called `bits`."),
+        (lambda: fullgrad.nn.soft.Sort(tau=1), "Sort: there is no argument `tau`: it is called `softness`."),
+        (
+            lambda: fullgrad.nn.quantize_(torch.nn.Linear(2, 2), bits=4),
+            "`bits`: `weights` and `activations` are numbers of bits.",
+        ),
+        (
+            lambda: fullgrad.implicit.root(torch.sin, X),
+            "root: too many positional arguments: it is a decorator of a solver, write",
+        ),
+    ],
+)
+def test_words_of_other_packages_are_told_the_keyword(call, told):
+    """Also in modules; a keyword that no package has is told the one that is close, or all."""
+    with pytest.raises(TypeError, match=re.escape(told)):
+        call()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_keyword_that_is_not_there_is_refused(name):
+    """Of every function; the signature shows none but its own."""
+    function = operator.attrgetter(name)(fullgrad)
+    if inspect.Parameter.VAR_KEYWORD not in {p.kind for p in inspect.signature(function).parameters.values()}:
+        with pytest.raises(TypeError, match=rf"{function.__name__}\b.* argument .no_argument"):
+            call(name, {"no_argument": 1})
+
+
 @pytest.mark.parametrize("name", ["sort", "rank"])
 def test_methods_of_the_mode_laplace_are_listed(name):
     """A wrong method is told all that there are, lapsum too, which has a mode of its own."""

@@ -1,12 +1,15 @@
 """The public names and the promises that hold for all of them."""
 
+import importlib
 import inspect
 import operator
+import re
 
 import pytest
 import torch
 
 import fullgrad
+from fullgrad._core.listed import listed
 from fullgrad._suite.cases import CASES
 
 ALIASES = {"soft.equal", "soft.ge", "soft.gt", "soft.le", "soft.lt", "soft.ne", "equal_st", "ranking_st"}
@@ -95,6 +98,27 @@ def params(cases):
         return [pytest.mark.exhaustive] if case.exhaustive else [pytest.mark.long] if case.long else []
 
     return [pytest.param(case, id=case.name, marks=marks(case)) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("lsq", "write fullgrad.quantizers.lsq"),
+        ("sort", "write fullgrad.soft.sort or fullgrad.sort_st"),
+        ("quantize_", "write fullgrad.nn.quantize_"),
+        ("straight_trough", "did you mean straight_through?"),
+    ],
+)
+def test_a_name_that_lives_in_a_module_is_told(name, told):
+    """The error has the module, the straight-through version, or the name that is close."""
+    with pytest.raises(AttributeError, match=rf"^module 'fullgrad' has no attribute '{name}': {re.escape(told)}$"):
+        getattr(fullgrad, name)
+
+
+def test_names_that_are_read_are_those_of_the_modules():
+    """Without an import, so that an error about a name imports nothing."""
+    for family in (*fullgrad._TOP_LEVEL, *fullgrad._MODULES):
+        assert listed(family) == importlib.import_module(f"fullgrad.{family}").__all__
 
 
 PUBLIC = [case for case in CASES if case.covers]

@@ -3,10 +3,8 @@ checks and of commands, and the table of what was proved.
 """
 
 import argparse
-import importlib
 import inspect
 import json
-import pkgutil
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +19,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 import fullgrad
-from fullgrad import cli
+from fullgrad.cli._arguments import commands, parser
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES
 
 LOGGER = logging.getLogger(__name__)
@@ -102,13 +100,8 @@ class CommandsDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """A literal block for each."""
-        commands = argparse.ArgumentParser(prog="python -m fullgrad").add_subparsers()
-        for found in pkgutil.iter_modules(cli.__path__):
-            module = importlib.import_module(f"{cli.__name__}.{found.name}")
-            if hasattr(module, "register"):
-                module.register(commands)
         text = []
-        for name, command in commands.choices.items():
+        for name, command in commands(parser()).items():
             command.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=88)
             text += [f".. rubric:: {name}", "", ".. code-block:: text", ""]
             text += [*[f"   {line}" for line in command.format_help().splitlines()], ""]

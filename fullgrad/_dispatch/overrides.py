@@ -13,7 +13,7 @@ import linecache
 import numbers
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 import torch
@@ -31,39 +31,38 @@ from fullgrad._dispatch.torch_private import (
     subclasses_override,
 )
 
-# The refusal of a keyword that another package has.
-_REFUSAL = """
-    if {keyword} is not None:
-        raise TypeError({message!r})"""
-
 # The wrapper's own names begin with two underscores, so that parameters may have any name. Globals are faster than a closure,
 # positions than keywords, and `is None` than torch's check of an argument.
 _WRAPPER = """\
-def {name}({parameters}):{conversion}
+def {name}({parameters}):{refusal}{conversion}
     if {overrides}:
-        return __overridden(__self, __function, {names}, ({tensors},), {arguments}){refusals}
+        return __overridden(__self, __function, {names}, ({tensors},), {arguments})
     return __by_position({values})
 """
+_REFUSAL = """
+    if __others:
+        __refuse(__others)"""
 _CONVERSION = """
     if {unusual}:
         {numbers} = __plain_numbers({numbers})"""
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_Refuse = Callable[[str, Sequence[str]], Callable[[dict[str, Any]], None] | None]
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
-def make_overridable(module: types.ModuleType, public: str, refused: Mapping[str, Mapping[str, str]]) -> None:
+def make_overridable(module: types.ModuleType, public: str, refuse: _Refuse) -> None:
     """Replace the functions in ``__all__`` that take tensors by wrappers, which name ``public`` as their module.
 
-    A function with two names has one wrapper. ``refused`` maps function names to keywords that other packages have, and to why
-    they raise here; the signature does not show them.
+    A function with two names has one wrapper. ``refuse`` makes, of the name of a function and its parameters, a function that
+    refuses the keywords of a call that are none of them: words of other packages. None leaves them to Python.
     """
     wrappers: dict[Any, Any] = {}
     for name in module.__all__:
         function = getattr(module, name)
         if inspect.isfunction(function):
             if function not in wrappers:
-                wrappers[function] = unscriptable(_wrapper(function, public, refused.get(name, {})))
+                wrappers[function] = unscriptable(_wrapper(function, public, refuse))
             setattr(module, name, wrappers[function])
 
 
@@ -101,12 +100,13 @@ def unscriptable(target: _Target) -> _Target:
     return target
 
 
-def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
+def _wrapper(function: Any, module: str, refuse: _Refuse) -> Any:
     """The public wrapper of a function; the function itself if it takes no tensors."""
     signature = inspect.signature(function).parameters.values()
     tensors = [p.name for p in signature if _may_be_tensor(p.annotation)]
     if not tensors:
         return function
+    refusal = refuse(function.__name__, [p.name for p in signature])
     given_numbers = [p.name for p in signature if _may_be_number(p.annotation)]
     parameters = ["*" if p.kind is _KEYWORD_ONLY else p.name for p in signature]
     first = parameters.index("*") if "*" in parameters else len(parameters)
@@ -121,11 +121,8 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
     }
     text = {
         "name": function.__name__,
-        "parameters": ", ".join([*parameters[:first], *["*"] * bool(named or refused), *named, *refused]),
-        "refusals": "".join(
-            _REFUSAL.format(keyword=keyword, message=f"{function.__name__}: `{keyword}` must be None: {reason}.")
-            for keyword, reason in refused.items()
-        ),
+        "parameters": ", ".join([*parameters[:first], *["*"] * bool(named), *named, *["**__others"] * bool(refusal)]),
+        "refusal": _REFUSAL if refusal else "",
         "conversion": _CONVERSION.format(**conversion) if given_numbers else "",
         "names": repr(tuple(parameters[:first])),
         "tensors": ", ".join(tensors),
@@ -141,14 +138,14 @@ def _wrapper(function: Any, module: str, refused: Mapping[str, str]) -> Any:
         "__overridden": _overridden,
         "__usual": _USUAL,
         "__plain_numbers": _plain_numbers,
+        "__refuse": refusal,
     }
     wrapper: Any = _executed(f"<{module}.{function.__name__}>", _WRAPPER.format(**text), {**given})[function.__name__]
     wrapper.__globals__["__self"] = wrapper
     for attribute in ("__defaults__", "__kwdefaults__", "__doc__", "__type_params__"):
         if hasattr(function, attribute):
             setattr(wrapper, attribute, getattr(function, attribute))
-    if refused:
-        wrapper.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **dict.fromkeys(refused)}
+    if refusal:
         wrapper.__signature__ = inspect.signature(function)
     annotations = next(name for name in ("__annotate__", "__annotations__") if hasattr(function, name))
     setattr(wrapper, annotations, getattr(function, annotations))  # the first since Python 3.14

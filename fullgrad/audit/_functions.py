@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fullgrad import spikes
 from fullgrad.audit._names import assignments, changed_in_place, pairs
 
 # Patterns in the backward of a step, and the spike of that slope. The first match counts.
@@ -250,6 +249,8 @@ def _spike(name: str, x: str, passes: bool, body: str, tie: str) -> str:
     if passes:
         return f"spikes.ste_heaviside({x}, None{tie})"
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    from fullgrad import spikes  # late: its import takes seconds
+
     for known in spikes.__all__:
         if known.islower() and known in (snake, name.lower()):
             return f"spikes.{known}({x}{tie})"

@@ -8,19 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fullgrad._suite.published import PUBLISHED, Published, page_table, results_of
+from fullgrad.cli._arguments import OF_YOUR_OWN
 from fullgrad.cli._errors import UsageError, check_names
-from fullgrad.cli._output import Stoppable, add_json, write_json
-
-OF_YOUR_OWN = "`python -m fullgrad audit FILE --run` checks classes of your own"
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("adopt", help="other packages' Functions, before and after fullgrad.adopt")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="packages or classes; by default all that are installed")
-    add_json(parser, "the results, next to those that are in it,")
-    parser.add_argument("--table", action="store_true", help="print the table of a file and run nothing")
-    parser.set_defaults(run=run)
+from fullgrad.cli._output import Stoppable, write_json
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,8 +23,6 @@ def run(options: argparse.Namespace) -> int:
         f"known are {', '.join(sorted({*known}))}; {OF_YOUR_OWN}",
     )
     is_file = options.json not in (None, "-")
-    if options.table and not is_file:
-        raise UsageError("--table needs --json FILE.")
     kept: dict[str, Any] = json.loads(Path(options.json).read_text()) if is_file and Path(options.json).exists() else {}
     chosen = [p for p in PUBLISHED if not options.names or {p.package, p.name} & {*options.names}]
     with Stoppable(len(chosen), "Functions") as work:

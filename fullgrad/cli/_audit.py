@@ -11,18 +11,7 @@ from fullgrad.audit._probe import PROBES, probe
 from fullgrad.audit._sources import sources, tree
 from fullgrad.audit._torch import Found, add_operators
 from fullgrad.cli._errors import UsageError, extra
-from fullgrad.cli._output import Stoppable, add_json, console, write_json
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "audit", help="what breaks in the Functions, detach tricks and gradient hooks of other code, and what replaces them"
-    )
-    parser.add_argument("targets", nargs="+", metavar="PACKAGE_OR_FILE", help="installed packages, folders or files")
-    add_json(parser, "a list of findings")
-    parser.add_argument("--run", dest="probe", action="store_true", help="also import the Functions, and probe them")
-    parser.set_defaults(run=run)
+from fullgrad.cli._output import Stoppable, console, write_json
 
 
 def run(options: argparse.Namespace) -> int:

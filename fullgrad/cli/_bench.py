@@ -2,58 +2,31 @@
 
 import argparse
 import functools
-import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fullgrad._suite.bench._comparison import Comparison
 from fullgrad._suite.bench._comparison import run as measure
-from fullgrad._suite.bench._fast import FAST, fast_table, gains
 from fullgrad._suite.bench._fast import SIZES as FAST_SIZES
+from fullgrad._suite.bench._fast import fast_table, gains
 from fullgrad._suite.bench._growth import draw, exponents
 from fullgrad._suite.bench._limits import TooMuch, limited
-from fullgrad._suite.bench._operators import COMPILED, NO_GRADIENT, WAYS, chosen, comparisons
+from fullgrad._suite.bench._operators import chosen, comparisons
 from fullgrad._suite.bench._peers import load
 from fullgrad._suite.bench._report import as_dict, environment, facts_table, noise, operators_table, targets_table
-from fullgrad._suite.bench._softtorch import INSTALL, NAMES, SOFTTORCH, softtorch
+from fullgrad._suite.bench._softtorch import INSTALL, NAMES, softtorch
+from fullgrad._suite.bench._words import COMPILED, FAST, NO_GRADIENT, SOFTTORCH, TARGETS, WAYS
 from fullgrad._suite.cases import CASES
+from fullgrad.cli._arguments import GROUPS, MOST_GIB, MOST_SECONDS, QUICK_MOST_SECONDS, SIZES
 from fullgrad.cli._errors import UsageError, check_names, extra
-from fullgrad.cli._output import Stoppable, add_json, console, write_json
+from fullgrad.cli._output import Stoppable, console, write_json
 
-TARGETS, FACTS, OPERATORS = "targets", "facts", "operators"
-# What may stand in the place of an operator's name.
-GROUPS = (TARGETS, SOFTTORCH, FAST)
-SIZES = (16, 16_384, 4_000_000)
+FACTS, OPERATORS = "facts", "operators"
 QUICK_SIZES, QUICK_WAYS = (16, 65_536), (NO_GRADIENT, "forward+backward")
-# The most that a line may take: seconds, and GiB of memory.
-MOST_SECONDS, QUICK_MOST_SECONDS, MOST_GIB = 300.0, 10.0, 4.0
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("bench", help="time and memory next to torch, composites and other packages")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"operators, {', '.join(GROUPS)}; default: operators, {TARGETS}")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements (default: {' '.join(map(str, SIZES))})")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="of the numbers (default: float32)")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, help="what to ask of an operator (default: all)")
-    parser.add_argument("--variants", action="store_true", help="every mode and method of an operator, not only the first")
-    parser.add_argument("--one-row", action="store_true", help="order statistics of one row; else rows are short beyond 4,096")
-    parser.add_argument("--memory", action="store_true", help="peaks of memory, too")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, help="for each statement, beyond five calls (default: 0.2)")
-    parser.add_argument("--quick", action="store_true", help="under two minutes: small sizes, few calls, nothing compiled")
-    limits = f"(default: {MOST_SECONDS:g} s; {QUICK_MOST_SECONDS:g} with --quick)", f"(default: {MOST_GIB:g} GiB; on Linux)"
-    parser.add_argument("--most-seconds", type=_positive, metavar="S", help=f"skip a line that takes longer {limits[0]}")
-    parser.add_argument("--most-memory", type=_positive, metavar="GIB", help=f"skip a line that takes more {limits[1]}")
-    add_json(parser, "the numbers")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time and memory against n, with the fitted exponents")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -126,7 +99,7 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
         plan += [(name, OPERATORS, measured(functools.partial(softtorch, name, ways))) for name in NAMES]
     if FAST in options.names:
         for n, dtype in [(n, dtype) for n in options.sizes or FAST_SIZES for dtype in options.dtypes]:
-            make = functools.partial(gains, n, DTYPES[dtype], options.device, seconds)
+            make = functools.partial(gains, n, getattr(torch, dtype), options.device, seconds)
             plan.append((f"{FAST}, n = {n:,}, {dtype}", FAST, make))
     names = [name for name in options.names if name not in GROUPS]
     if options.names and not names:
@@ -138,16 +111,9 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, str, Callable[[], list
             # Compiling takes seconds; compiled code matters most at the largest size.
             asked = [w for w in ways if w != COMPILED or n == max(sizes)]
             how = options.device, asked, options.memory, options.one_row
-            make = functools.partial(comparisons, case, n, DTYPES[dtype], *how)
+            make = functools.partial(comparisons, case, n, getattr(torch, dtype), *how)
             plan.append((f"{case.name}, n = {n:,}, {dtype}", OPERATORS, measured(make)))
     return plan
-
-
-def _positive(text: str) -> float:
-    """A positive number."""
-    if not 0 < float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
-    return float(text)
 
 
 def _print(rows: dict[str, list[dict[str, Any]]], failures: list[str], skipped: list[str]) -> None:

@@ -17,8 +17,9 @@ import torch
 import fullgrad
 from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.cases import CASES
+from fullgrad.cli._arguments import shape
 from fullgrad.cli._errors import UsageError, check_names, extra
-from fullgrad.cli._output import Stoppable, add_json, console, write_json
+from fullgrad.cli._output import Stoppable, console, write_json
 from fullgrad.testing import CHECKS, GROUPS, Report, Result, Subject
 from fullgrad.testing._check_operator import choose, make_subject, not_checked, run_check
 from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED
@@ -27,27 +28,6 @@ from fullgrad.testing._subject import float64_devices
 # The checks that take a second or more, except one of each kind; the quick run leaves them out.
 _SLOW = {"compile_hessian", "compile_forward_over_forward", "compile_vmap", "compile_vmap_of_grad", "compile_dynamic_shapes"}
 _SLOW |= {"compile_the_operator_itself", "export_value", "make_fx_of_transforms", "vmap_of_hessian", "gradcheck", "gradgradcheck"}
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("check", help="prove operators: every check, on this machine's torch and devices")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="operators, or module:callable of your own; by default all")
-    parser.add_argument("--device", action="append", help="a device; may be repeated; by default the CPU, and CUDA where present")
-    parser.add_argument("--backend", default="aot_eager", help="the backend of torch.compile (default: %(default)s)")
-    parser.add_argument("--checks", action="append", metavar="CHECK", help="a check or a group of checks; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="leaves out the slow checks and, without names, variants")
-    parser.add_argument("--surrogate", metavar="MODULE:CALLABLE", help="for your own: plain torch code with its derivative")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        metavar="N,N",
-        help="for your own: the shape of an input; repeat it for several (default: 4,3)",
-    )
-    parser.add_argument("--inputs", metavar="MODULE:CALLABLE", help="for your own, instead of shapes: returns the inputs")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print errors in full, with where they were raised")
-    add_json(parser, "every result")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -94,9 +74,6 @@ def _subjects(options: argparse.Namespace) -> Iterator[tuple[str, Subject]]:
     """The cases of the given names, and users' own callables, on every device."""
     known = [name for case in CASES for name in (*case.covers, case.name)]
     check_names([name for name in options.names if ":" not in name], known, "public operator, nor MODULE:CALLABLE")
-    given = [f"--{option}" for option in ("surrogate", "inputs", "shape") if getattr(options, option)]
-    if given and not any(":" in name for name in options.names):
-        raise UsageError(f"{given[0]} is for a callable of your own, MODULE:CALLABLE; the cases of public operators have theirs.")
     found = options.device or float64_devices()
     for device in found:
         suffix = f" on {device}" if len(found) > 1 or device != "cpu" else ""
@@ -127,8 +104,8 @@ def _own(name: str, options: argparse.Namespace) -> Subject:
         inputs = tuple(found) if isinstance(found, (tuple, list)) else (found,)
     else:
         generator = torch.Generator().manual_seed(0)
-        shapes = [_shape(text) for text in options.shape or ["4,3"]]
-        inputs = tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        shapes = [shape(text) for text in options.shape or ["4,3"]]
+        inputs = tuple(torch.randn(sizes, generator=generator, dtype=torch.float64) for sizes in shapes)
     for path, function in ((name, operator), (options.surrogate, surrogate)):
         try:
             inspect.signature(function).bind(*inputs)  # pyright: ignore[reportArgumentType]
@@ -143,16 +120,6 @@ def _own(name: str, options: argparse.Namespace) -> Subject:
         return make_subject(operator, inputs, surrogate=surrogate, backend=options.backend)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def _shape(text: str) -> list[int]:
-    try:
-        sizes = [int(n) for n in text.split(",")]
-    except ValueError:
-        sizes = [-1]
-    if min(sizes) < 0:
-        raise UsageError(f"--shape must be sizes with commas between, got {text!r}.")
-    return sizes
 
 
 def _load(path: str) -> Callable[..., Any]:

@@ -15,40 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from fullgrad._dispatch import pytree
+from fullgrad.cli._arguments import refuse_file
 from fullgrad.cli._errors import UsageError, did_you_mean
-from fullgrad.cli._output import add_json, write_json
+from fullgrad.cli._output import write_json
 from fullgrad.diagnosis._diagnose import arguments_of, diagnose, with_gradients
 from fullgrad.diagnosis._flow import copied, kept, squares
 from fullgrad.diagnosis._page import called, page
 
 
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "diagnose", help="a model: where its gradient ends, what raises or is wrong, the line that mends it"
-    )
-    parser.add_argument("model", metavar="MODULE:MODEL", help="a module, or a function that returns one; also FILE.py:MODEL")
-    parser.add_argument(
-        "--batch",
-        required=True,
-        metavar="MODULE:BATCH",
-        help="a tensor, a tuple or dict of arguments, or a function that returns one",
-    )
-    parser.add_argument(
-        "--loss",
-        metavar="MODULE:LOSS",
-        help="a function of the output (default: the sum of the squared distances to random numbers)",
-    )
-    parser.add_argument("--output", default="diagnose.html", metavar="FILE", help="the page (default: %(default)s)")
-    add_json(parser, "the findings")
-    parser.set_defaults(run=run)
-
-
 def run(options: argparse.Namespace) -> int:
     """Write the page and print a line for each finding; the exit status is 1 if there are any."""
     output = Path(options.output)
-    if not output.parent.is_dir():
-        raise UsageError(f"{output} cannot be written: there is no folder {output.parent}.")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, loss = _model(options.model), squares
@@ -130,8 +107,6 @@ def _try(model: nn.Module, args: Any, kwargs: Any, loss: Any, options: argparse.
 def _loaded(path: str) -> Any:
     """The object that MODULE:NAME or FILE.py:NAME says; the current directory counts."""
     name, _, attribute = path.rpartition(":")
-    if not name or not attribute:
-        raise UsageError(f"{path} must be MODULE:NAME or FILE.py:NAME, such as mypackage.models:model.")
     module = _of_file(Path(name)) if name.endswith(".py") else _of_name(name)
     found: Any = module
     for part in attribute.split("."):
@@ -145,9 +120,7 @@ def _loaded(path: str) -> Any:
 
 @functools.cache
 def _of_file(file: Path) -> ModuleType:
-    if not file.is_file():
-        near = [f.name for f in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise UsageError(f"there is no file {file}{did_you_mean(file.name, near) or '.'}")
+    refuse_file(file)
     spec = importlib.util.spec_from_file_location(f"fullgrad_diagnosed_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None

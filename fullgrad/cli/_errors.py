@@ -33,7 +33,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the names that are close to it, or nothing."""
     known = dict.fromkeys(known)
     by_lower: dict[str, str] = {}
-    for k in known:
+    for k in sorted(known, key=lambda k: k != k.lower()):  # functions before their classes
         by_lower.setdefault(k.lower(), k)
     close = [by_lower[k] for k in difflib.get_close_matches(name.lower(), by_lower, cutoff=0.7)]
     # A name without its module, such as `sort` for `soft.sort`.

@@ -3,27 +3,12 @@
 import argparse
 import time
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
 from fullgrad._suite.fuzz import LAWS
 from fullgrad.cli._errors import check_names, extra
-from fullgrad.cli._output import Stoppable, add_json, write_json
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("fuzz", help="draw shapes, numbers, layouts, dtypes and nestings, and look for wrong results")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="operators; by default all")
-    parser.add_argument("--laws", nargs="+", metavar="LAW", help=f"of {', '.join(LAWS)} (default: all)")
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--minutes", type=float, metavar="N", help="how long (default: 1)")
-    amount.add_argument("--cases", type=int, metavar="N", help="how many programs, instead")
-    parser.add_argument("--seed", type=int, help="of what is drawn (default: today's date)")
-    parser.add_argument("--device", default="cpu", help="a device that has float64 (default: %(default)s)")
-    add_json(parser, "the counts and the failures")
-    parser.set_defaults(run=run)
+from fullgrad.cli._output import Stoppable, write_json
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,18 +4,11 @@ import argparse
 import inspect
 import operator
 import re
-from typing import Any
 
 import fullgrad
 
 # ``code`` and :role:`text`.
 _MARKUP = r"(?::\w+:)?`+([^`]*)`+"
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("list", help="families and operators, one line each")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,7 +1,6 @@
 """``python -m fullgrad plot``: value, declared derivative and second derivative as curves."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,15 +10,6 @@ from torch.func import grad, vmap
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases._case import Case
 from fullgrad.cli._errors import UsageError, check_names, extra
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("plot", help="value, declared derivative and second derivative in one picture")
-    parser.add_argument("names", nargs="+", metavar="NAME", help="operators; several overlay")
-    parser.add_argument("-o", "--output", type=Path, default=Path("fullgrad.png"), help="the picture (default: %(default)s)")
-    parser.add_argument("--range", nargs=2, type=float, default=(-3.0, 3.0), metavar=("LOW", "HIGH"), help="of x (default: -3 3)")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -13,22 +12,10 @@ import torch
 from fullgrad._suite.torch_operators import WRONG, Found, issues, judged
 from fullgrad._suite.torch_samples import Operator, operators
 from fullgrad.cli._errors import UsageError, check_names, extra
-from fullgrad.cli._output import Stoppable, add_json, console, write_json
+from fullgrad.cli._output import Stoppable, console, write_json
 
 # So many operators take less time than to start a process.
 _FEW = 8
-
-
-def register(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("torch", help="torch's own operators: derivatives that are wrong or missing, and completed")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="operators, as torch's tests name them (default: all)")
-    parser.add_argument(
-        "--samples", type=int, default=2, metavar="N", help="the most that torch has of each operator (default: %(default)s)"
-    )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: %(default)s)")
-    add_json(parser, "what was found")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

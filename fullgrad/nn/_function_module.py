@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullgrad._core import checks
+from fullgrad._core.public import refuse_keywords
 from fullgrad._dispatch import unscriptable
 
 # Arguments of the call and not of the constructor: they change with the input, or cannot be copied.
@@ -138,6 +139,7 @@ def module_of(
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
+            refuse_keywords(type(self).__name__, [*kept], {name: v for name, v in kwargs.items() if name not in kept})
             raise TypeError(f"{type(self).__name__}: {error}.") from None
         bound.apply_defaults()
         given = bound.arguments

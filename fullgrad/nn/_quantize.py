@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fullgrad._core import checks
+from fullgrad._core.public import explained
 from fullgrad.clamping import lower_bound
 from fullgrad.quantizers import fake_quantize, quant_range
 
@@ -22,6 +23,7 @@ _SAMPLE = 2**14
 Bits = int | Callable[[Tensor], nn.Module] | None
 
 
+@explained
 def quantize_(
     model: nn.Module,
     weights: Bits = 8,

@@ -13,7 +13,7 @@ from fullgrad._dispatch import pytree
 from fullgrad._engine.call import Call
 from fullgrad.testing._errors import details, summary
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
-from fullgrad.testing._report import FAILED, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
+from fullgrad.testing._report import FAILED, LEFT_OUT, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map, tolerances
 
 _RANDOM = ("randomness",)
@@ -31,6 +31,7 @@ def check_operator(
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
     tolerances: tuple[float, float] | None = None,
+    left_out: Mapping[str, str] | None = None,
     raise_exception: bool = True,
 ) -> Report:
     """Check that the derivative of an operator is right, and the same, under every transform of torch.
@@ -61,6 +62,8 @@ def check_operator(
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
         tolerances: ``(rtol, atol)`` of comparisons, for kernels that are less exact than float64 is.
+        left_out: Checks or groups that are not run, each with the reason, which the report has: such as
+            ``{"gradients_in_every_dtype": "the kernel computes in float32 alone"}``.
         raise_exception: Whether to raise when a check fails, rather than to return the report only.
 
     Returns:
@@ -69,7 +72,8 @@ def check_operator(
     Raises:
         OperatorError: A check failed, and ``raise_exception`` is true. It lists each with what was expected, what was found and
             how far they are apart; its ``report`` has everything.
-        ValueError: ``checks`` has an unknown name, both oracles are given, or no input is a floating tensor.
+        ValueError: ``checks`` or ``left_out`` has an unknown name, a reason is empty, both oracles are given, or no input is a
+            floating tensor.
 
     Example:
         >>> import torch, fullgrad
@@ -99,7 +103,9 @@ def check_operator(
         tolerances=tolerances,
     )
     chosen = choose(_RANDOM if draws and checks is None else checks)
-    report = Report(name, {check: run_check(check, subject) for check in chosen}, not_checked(subject, chosen))
+    reasons = reasons_of(left_out)
+    results = {c: Result(NOT_APPLICABLE, LEFT_OUT + reasons[c]) if c in reasons else run_check(c, subject) for c in chosen}
+    report = Report(name, results, not_checked(subject, [check for check in chosen if check not in reasons]))
     if raise_exception and report.failures:
         raise OperatorError(report)
     return report
@@ -203,10 +209,35 @@ def run_check(name: str, subject: Subject) -> Result:
     except NotApplicable as reason:
         return Result(NOT_APPLICABLE, str(reason), time.perf_counter() - start)
     except Exception as error:
-        return Result(FAILED, summary(error), time.perf_counter() - start, details(error))
+        cause = _cause(error, subject)
+        return Result(FAILED, summary(cause), time.perf_counter() - start, details(cause))
     finally:
         tolerances.reset(token)
     return Result(PASSED, seconds=time.perf_counter() - start)
+
+
+def _cause(error: Exception, subject: Subject) -> Exception:
+    """The error of a plain call, or of its backward, where it is the reason of another, so that one fault has one message."""
+    if type(error) is AssertionError and error.__cause__ is None:
+        return error
+    try:
+        y = subject.op(*subject.leaves())
+    except Exception as cause:
+        return cause
+    try:
+        if y.requires_grad:
+            y.sum().backward()
+    except Exception as cause:
+        return cause if str(cause) in details(error) else error
+    return error
+
+
+def reasons_of(left_out: Mapping[str, str] | None) -> dict[str, str]:
+    """The reason of each check that is left out."""
+    for name, reason in (left_out or {}).items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(f"check_operator: `left_out` must have a reason for each check, got {reason!r} for {name!r}.")
+    return {check: reason for name, reason in (left_out or {}).items() for check in choose([name])}
 
 
 def choose(checks: Iterable[str] | None) -> list[str]:

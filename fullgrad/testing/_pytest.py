@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad.testing._check_operator import choose, make_subject, not_checked, run_check
+from fullgrad.testing._check_operator import choose, make_subject, not_checked, reasons_of, run_check
 from fullgrad.testing._registry import CHECKS, GROUPS, UPSTREAM_ISSUES
-from fullgrad.testing._report import FAILED, PASSED, gap
+from fullgrad.testing._report import FAILED, LEFT_OUT, PASSED, gap
 
 # Seconds of the search for a smaller input that fails as well.
 _SEARCH = 5.0
@@ -32,12 +32,15 @@ def operator(
     draws: Callable[..., Tensor] | bool = False,
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
+    tolerances: tuple[float, float] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make pytest tests of an operator, one for each check of the kit.
 
     The tests are named after the checks and marked with their groups, as in ``-m fullgrad_second_order``. A check that does not
     apply to the operator, or that torch cannot do, is skipped with the reason. A check that fails shows what it proves, the
-    public thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it.
+    public thread where torch's own ``autograd.Function`` is known to fail it, and the smallest input that was found to fail it;
+    checks that fail by the same error after it have one line.
     Properties that were not checked for lack of an argument, such as a ``surrogate``, are listed at the end of the run.
 
     Args:
@@ -51,12 +54,14 @@ def operator(
         draws: As for :func:`check_operator`.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
+        tolerances: As for :func:`check_operator`.
+        left_out: As for :func:`check_operator`; the reasons are listed at the end of the run, too.
 
     Returns:
         A decorator of the operator, or of a method of a class of tests, whose result is the test.
 
     Raises:
-        ValueError: ``checks`` has an unknown name.
+        ValueError: ``checks`` or ``left_out`` has an unknown name, or a reason is empty.
 
     Example:
         >>> import torch, fullgrad
@@ -69,6 +74,7 @@ def operator(
     import pytest
 
     names = choose(("randomness",) if draws and checks is None else checks)
+    reasons = reasons_of(left_out)
     group_of = {check: group for group, members in GROUPS.items() for check in members}
     settings = {
         "surrogate": surrogate,
@@ -78,16 +84,22 @@ def operator(
         "max_saved_bytes": max_saved_bytes,
         "draws": draws,
         "backend": backend,
+        "tolerances": tolerances,
     }
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         # The body of a class has `__qualname__` among its variables; pytest calls its functions with an instance.
+        told: dict[str, str] = {}  # the check that showed an error, by its message
         in_class = "__qualname__" in sys._getframe(1).f_locals
 
         def run(instance: Any, check: str, given: Any, search: bool) -> None:
             __tracebackhide__ = True
+            if check in reasons:
+                pytest.skip(LEFT_OUT + reasons[check])
             call = functools.partial(function, instance) if in_class and not isinstance(function, staticmethod) else function
             result = run_check(check, make_subject(call, given, **settings))
+            if result.status == FAILED and told.setdefault(result.message, check) != check:
+                pytest.fail(f"as {told[result.message]}: {result.message}", pytrace=False)
             if result.status == FAILED:
                 smallest = _smallest(check, call, given, settings, result.message) if search else tuple(given)
                 pytest.fail(_failure_text(check, group_of[check], result.message, smallest), pytrace=False)
@@ -126,9 +138,12 @@ def operator(
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(function, attribute):
                 setattr(test, attribute, getattr(function, attribute))
-        unchecked = not_checked(make_subject(function, (torch.zeros(1),), **settings), names)
+        unchecked = not_checked(
+            make_subject(function, (torch.zeros(1),), **settings), [name for name in names if name not in reasons]
+        )
         # The lines that the plugin prints at the end of a run.
         test.not_checked = [gap(what, argument) for argument, what in unchecked.items()]
+        test.not_checked += [f"{LEFT_OUT}{name}: {reason}" for name, reason in (left_out or {}).items()]
         marks = [pytest.param(check, id=check, marks=getattr(pytest.mark, _mark_of(group_of[check]))) for check in names]
         return pytest.mark.parametrize("check", marks)(test)
 

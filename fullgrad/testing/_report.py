@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fullgrad.testing._registry import GROUPS, UPSTREAM_ISSUES
 
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
+# The beginning of the reason of a check that its author leaves out.
+LEFT_OUT = "left out: "
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,13 @@ class Report(Mapping[str, Result]):
 
     @property
     def gaps(self) -> list[str]:
-        """One line about each property that was not checked, with the missing argument."""
-        return [gap(what, argument) for argument, what in self.not_checked.items()]
+        """One line about each property that was not checked, with the missing argument, and about checks that were left out."""
+        reasons: dict[str, list[str]] = {}
+        for name, result in self.items():
+            if result.message.startswith(LEFT_OUT):
+                reasons.setdefault(result.message.removeprefix(LEFT_OUT), []).append(name)
+        lines = [f"{LEFT_OUT}{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        return [gap(what, argument) for argument, what in self.not_checked.items()] + lines
 
     def explain(self, name: str) -> str:
         """One line about a check that failed, with the public thread where torch's own Function is known to fail it."""
@@ -84,17 +91,16 @@ class Report(Mapping[str, Result]):
 
     def explanations(self, verbose: bool = False) -> list[str]:
         """One line about each error, with all checks that failed by it; with ``verbose`` also the whole error."""
-        alike: dict[tuple[str, str | None], list[str]] = {}
+        alike: dict[str, list[str]] = {}
         for name, message in self.failures.items():
-            alike.setdefault((message, UPSTREAM_ISSUES.get(name)), []).append(name)
+            alike.setdefault(message, []).append(name)
         whole = [f"\n{textwrap.indent(self[names[0]].details, '    ')}" if verbose else "" for names in alike.values()]
         return [self._line(names) + details for names, details in zip(alike.values(), whole, strict=True)]
 
     def _line(self, names: list[str]) -> str:
         """The line about checks that failed by the same error."""
-        thread = (
-            f" (torch's own autograd.Function fails here: {UPSTREAM_ISSUES[names[0]]})" if names[0] in UPSTREAM_ISSUES else ""
-        )
+        threads = {UPSTREAM_ISSUES.get(name) for name in names}
+        thread = f" (torch's own autograd.Function fails here: {threads.pop()})" if len(threads) == 1 and all(threads) else ""
         return f"failed {', '.join(names)}: {self[names[0]].message}{thread}"
 
 

@@ -1,6 +1,7 @@
 """``python -m fullgrad``: its names, files and exit statuses, what Ctrl-C leaves, and what a failure prints."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,13 @@ import pytest
 import torch
 
 import fullgrad
-from fullgrad.cli import _adopt, _check, _torch, main
+from fullgrad._suite import torch_samples
+from fullgrad._suite.cases import CASES
+from fullgrad._suite.fuzz import LAWS
+from fullgrad._suite.published import PUBLISHED
+from fullgrad.cli import _adopt, _check, _names, _torch, main
 from fullgrad.cli._output import Stoppable
-from fullgrad.testing import check_operator
+from fullgrad.testing import GROUPS, check_operator
 
 pytest.importorskip("rich")
 
@@ -79,6 +84,58 @@ def test_close_names_are_suggested(arguments, suggested, capsys):
     told = capsys.readouterr().err
     assert suggested in told
     assert told.count("\n") == 1
+
+
+WRONG = [
+    ["nothing"],
+    [],
+    *([command, "--nothing"] for command in ("adopt", "bench", "check", "fuzz", "list", "plot", "torch")),
+    *([command, "nothing"] for command in ("adopt", "audit", "bench", "check", "fuzz", "list", "plot", "torch")),
+    ["check", "nothing:f"],
+    ["check", "round", "--checks", "nothing"],
+    ["check", "round", "--shape", "3"],
+    ["check", "math:cos", "--shape", "x"],
+    ["fuzz", "--laws", "nothing"],
+    ["bench", "--sizes", "many"],
+    ["bench", "--ways", "nothing"],
+    ["check", "--json", "no/folder/file.json"],
+    ["diagnose", "nothing:model", "--batch", "nothing:batch"],
+    ["diagnose", "nothing.py:model", "--batch", "nothing.py:batch"],
+]
+
+
+def test_a_wrong_argument_is_refused_before_torch_is_imported():
+    """Which takes seconds: of every command, names, options, files and modules that are not there."""
+    code = (
+        "import sys\n"
+        "from fullgrad.cli import main\n"
+        f"for arguments in {WRONG!r}:\n"
+        "    try:\n"
+        "        status = main(arguments)\n"
+        "    except SystemExit as error:\n"
+        "        status = error.code\n"
+        "    assert status == 2, arguments\n"
+        "    assert 'torch' not in sys.modules, arguments\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_that_are_read_are_those_that_are_registered():
+    """Of operators, of variants and other cases, of checks, of laws and of published classes: none of them is refused."""
+    _names.check_operators([name for case in CASES for name in (*case.covers, case.name)], "operator")
+    assert {group: {*checks} for group, checks in _names.checks().items()} == {group: {*c} for group, c in GROUPS.items()}
+    assert set(_names.laws()) == set(LAWS)
+    names = {name for p in PUBLISHED for full in (p.package, p.name) for name in full.split(".")}
+    assert names <= {*_names.words("_suite/published/_functions.py")}
+
+
+@pytest.mark.long
+def test_operators_of_torch_are_known_by_their_first_word():
+    """None of those that the command judges is refused before."""
+    pytest.importorskip("expecttest")
+    known = {*_names.of_torch()}
+    assert [op.name for op in torch_samples.operators() if re.split("[.,]", op.name)[0] not in known] == []
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

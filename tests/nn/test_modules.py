@@ -185,7 +185,7 @@ def test_noise_is_given_to_the_call():
         (lambda: fullgrad.nn.LSQ(4), ValueError, "^LSQ: `scale` must not be .* got 4: write bits=4 behind the scale, or 4.0"),
         (lambda: fullgrad.nn.StretchedElastic(4), ValueError, "^StretchedElastic: .* write levels=4 behind the scale, or 4.0"),
         (lambda: FunctionModule(quantizers.lsq, scale=4, learnable="scale"), ValueError, "write bits=4 behind the scale"),
-        (lambda: fullgrad.nn.Clamp(low=1.0), TypeError, "Clamp: got an unexpected keyword argument 'low'"),
+        (lambda: fullgrad.nn.Clamp(low=1.0), TypeError, "Clamp: there is no argument `low`: it is called `min_value`"),
         (
             lambda: fullgrad.nn.soft.Abs(learnable="width"),
             ValueError,

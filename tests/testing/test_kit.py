@@ -238,6 +238,41 @@ def test_a_derivative_that_nothing_was_compared_with_is_told():
     assert "surrogate" not in report.not_checked
 
 
+class LacksAnArgument(fullgrad.Round):
+    """Its rule takes more than it is given, which is found when it is called."""
+
+    @staticmethod
+    def vjp(ctx, g, more):
+        return g
+
+
+@pytest.mark.parametrize("operator", [lambda x, y: x * y, LacksAnArgument.apply], ids=["call", "backward"])
+def test_one_fault_has_one_message(operator):
+    """A signature that is wrong is the reason of every failure, those of compiled code too."""
+    groups = ["reverse", "second order", "third order", "batching", "compile_grad", "compile_forward_and_backward"]
+    surrogate = lambda x: x + (x.round() - x).detach()  # noqa: E731
+    report = check_operator(operator, X, surrogate=surrogate, checks=groups, raise_exception=False)
+    assert len(report.failures) > 15
+    (line,) = report.explanations()
+    assert "missing 1 required positional argument" in line
+
+
+def in_float32(x):
+    """A kernel of float32 alone, as of numpy or C."""
+    return fullgrad.round(x.float() * 3.3).double() if x.dtype == torch.float64 else float("nan") * x
+
+
+@pytest.mark.parametrize("left_out", [None, {"gradients_in_every_dtype": "the kernel is of float32"}, {"machinery": "no time"}])
+def test_checks_are_left_out_with_a_reason(left_out):
+    """The report has the reason; all others are run, with the tolerances of the kernel."""
+    surrogate = lambda x: x * 3.3 + (torch.round(x * 3.3) - x * 3.3).detach()  # noqa: E731
+    how = {"surrogate": surrogate, "tolerances": (1e-5, 1e-5), "checks": ["reverse", "gradients_in_every_dtype"]}
+    report = check_operator(in_float32, X, **how, left_out=left_out, raise_exception=False)
+    assert [*report.failures] == ["gradients_in_every_dtype"] * (left_out is None)
+    if left_out:
+        assert f"left out: gradients_in_every_dtype: {next(iter(left_out.values()))}" in str(report)
+
+
 @pytest.mark.parametrize("x", [torch.zeros(0, 3), torch.full((4, 3), torch.nan)], ids=["empty", "NaN"])
 def test_inputs_without_a_number_are_told(x):
     """All operators pass there, right or wrong, and the report says so."""
@@ -293,6 +328,14 @@ def test_what_is_the_same_in_traced_code():
     same(make_subject(cube, [X]), near, X)
     with pytest.raises(AssertionError):
         same(make_subject(cube, [X]), X * 1.001, X)
+
+
+def test_what_is_left_out_is_known_and_has_a_reason():
+    """Else a misspelled name would run, and nobody would know why a check is missing."""
+    with pytest.raises(ValueError, match="unknown checks: nothing"):
+        check_operator(Cube.apply, X, left_out={"nothing": "why"})
+    with pytest.raises(ValueError, match="`left_out` must have a reason for each check, got '' for 'func_grad'"):
+        check_operator(Cube.apply, X, left_out={"func_grad": ""})
 
 
 def test_bad_calls_are_refused():

@@ -248,6 +248,36 @@ def test_a_failure_is_told_with_the_smallest_input():
     )
 
 
+def test_checks_that_fail_alike_have_one_line():
+    """After the first, which shows what it proves and the smallest input; each fails."""
+
+    @operator(inputs=[torch.ones(2)], checks=["reverse"])
+    def takes_two(x, y):
+        return x * y
+
+    told = []
+    for check in GROUPS["reverse"]:
+        with pytest.raises(pytest.fail.Exception) as failed:
+            takes_two(check=check)
+        told.append(failed.value.msg.splitlines())
+    first, *others = told
+    assert len(first) > 1
+    assert others == [[f"as {GROUPS['reverse'][0]}: {first[0]}"]] * (len(GROUPS["reverse"]) - 1)
+
+
+def test_tolerances_and_reasons_are_those_of_the_kit():
+    """A kernel that is less exact passes, and a check that is left out is skipped with the reason, which is listed."""
+
+    @operator(inputs=[torch.ones(2)], surrogate=torch.sin, tolerances=(1e-5, 1e-5), left_out={"func_jacrev": "no time"})
+    def inexact(x):
+        return torch.sin(x) * (1 + 1e-7)
+
+    inexact(check="func_grad")
+    with pytest.raises(pytest.skip.Exception, match="left out: no time"):
+        inexact(check="func_jacrev")
+    assert "left out: func_jacrev: no time" in inexact.not_checked
+
+
 def test_unknown_checks_are_refused():
     """Unknown checks are refused at the definition."""
     with pytest.raises(ValueError, match="unknown checks: nothing"):

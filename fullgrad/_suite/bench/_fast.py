@@ -13,7 +13,6 @@ from fullgrad._suite.bench._operators import SHORT_ROW, bound, enlarged, tensors
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases._case import Case
 
-FAST = "fast"
 SIZES = (16, 100, 16_384, 4_000_000)
 # An entry that reaches this gain at no size is not worth its lines.
 WORTH = 1.3

@@ -15,14 +15,11 @@ from fullgrad._suite.bench import _composites
 from fullgrad._suite.bench._comparison import COMPOSITE, FLOOR, PEER, PLAIN, Comparison
 from fullgrad._suite.bench._measure import Statement, saved_bytes
 from fullgrad._suite.bench._peers import peer
+from fullgrad._suite.bench._words import BACKWARD, COMPILED, FORWARD, JVP, NO_GRADIENT, PER_SAMPLE, WAYS
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.cases._case import Case
 
 Function = Callable[..., Tensor]
-
-NO_GRADIENT, FORWARD, BACKWARD = "no gradient", "forward", "forward+backward"
-PER_SAMPLE, JVP, COMPILED = "vmap(grad)", "jvp", "compiled"
-WAYS = (NO_GRADIENT, FORWARD, BACKWARD, PER_SAMPLE, JVP, COMPILED)
 
 # The number of elements from which on a call costs its passes over memory.
 LARGE = 2**16

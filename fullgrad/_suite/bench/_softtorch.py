@@ -14,7 +14,6 @@ from fullgrad._suite.bench._measure import Statement
 from fullgrad._suite.bench._operators import BACKWARD, COMPILED, FORWARD, JVP, PER_SAMPLE, function_of_its_own
 from fullgrad._suite.bench._peers import load
 
-SOFTTORCH = "softtorch"
 INSTALL = "pip install --no-deps --ignore-requires-python softtorch==0.1.1 torchopt POT optree graphviz; pip install numba"
 ROWS = ((10,), (64, 10), (64, 100), (256, 32), (16, 256), (1, 1024))
 ELEMENTS = ((16,), (64, 256), (1024, 1024))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._fast.small_rows.closed_form import Ranks, Weights
 from fullgrad._fast.small_rows.rows import SmallRows, small_rows
-from fullgrad._fast.small_rows.scores import IdentityScores, NeuralScores
+from fullgrad._fast.small_rows.scores import IdentityScores, NeuralScores, has_few_pairs
 from fullgrad.soft.order._operators.extremum import Extremum
 from fullgrad.soft.order._operators.quantile import Quantile, bracketing_indices
 from fullgrad.soft.order._operators.rank import Rank
@@ -77,4 +77,6 @@ def form_of(operator: Any, inputs: Any, value: Any = ()) -> Any:
     x, softness, dim = inputs[0], inputs[operator.dim_at - 1], inputs[operator.dim_at]
     arguments = *inputs[1 : operator.dim_at - 1], *inputs[operator.dim_at : -1]
     rows = small_rows(x, softness, dim, inputs[-1], places(x.shape[dim], *arguments))
-    return None if rows is None else form(rows, *arguments, *value)
+    if rows is None or (inputs[-1][1] == "neuralsort" and not has_few_pairs(rows)):
+        return None
+    return form(rows, *arguments, *value)

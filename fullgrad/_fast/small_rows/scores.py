@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._core.autocast import matmul
 from fullgrad._fast.small_rows.expansion import Expansion, terms
-from fullgrad._fast.small_rows.rows import SmallRows
+from fullgrad._fast.small_rows.rows import SmallRows, looks_at_numbers
 from fullgrad.soft import _curves as curves
 
 # From this many pairs of elements on, a sigmoid of each difference costs more than exponentials of the row and sums of them.
@@ -38,6 +38,39 @@ class IdentityScores:
         return delta if self.factor > 0 else delta.neg_()
 
     push = pull
+
+
+class SoftScores:
+    """The scores :math:`S_{ij} = -|a_i - u_j|` of the last places of softsort, the last one first, with a the row in order."""
+
+    def __init__(self, rows: SmallRows, k: int) -> None:
+        self.rows, self.order = rows, _last_places(rows.z, k)
+        self.a = rows.z.gather(-1, self.order)
+
+    def scores(self) -> Tensor:
+        """The scores of all places."""
+        return self._differences().abs_().mul_(-self.rows.scale)
+
+    def pull(self, delta: Tensor) -> Tensor:
+        """The gradient of u, from the gradient of the scores, a fresh tensor."""
+        delta = delta.mul_(self._differences().sgn_())
+        return delta.sum(-2).scatter_add_(-1, self.order, delta.sum(-1).neg_())
+
+    def push(self, t: Tensor) -> Tensor:
+        """The tangent of the scores, from the tangent of u."""
+        return self._differences().sgn_().mul_(t.unsqueeze(-2) - t.gather(-1, self.order).unsqueeze(-1))
+
+    def _differences(self) -> Tensor:
+        return self.a.unsqueeze(-1) - self.rows.z.unsqueeze(-2)
+
+
+def _last_places(z: Tensor, k: int) -> Tensor:
+    """The elements in the last k places of a stable order, the last one first."""
+    if looks_at_numbers(z):  # the selection costs little, but puts equal elements in any order
+        a, order = torch.topk(z, k)
+        if (a[..., 1:] < a[..., :-1]).all() and (z >= a[..., -1:]).sum() == order.numel():
+            return order
+    return torch.sort(z, stable=True).indices[..., -k:].flip(-1)
 
 
 class NeuralScores:
@@ -128,8 +161,8 @@ class NeuralScores:
 
 
 def expands(rows: SmallRows) -> bool:
-    """Whether sums over pairs are expanded, on the CPU, where the matrices of an expansion are kept. Elements are from minus a half
-    of the scale to a half.
+    """Whether sums over pairs are expanded: on the CPU, where the matrices of an expansion are kept. Elements are from minus half
+    of the scale to half of it.
     """
     many = rows.options[0] == "smooth" and rows.n * rows.x.numel() >= _EXPANDED
     return many and rows.x.is_cpu and _FOR_EACH_TERM * terms(rows.scale / 2, rows.x.dtype) <= rows.n

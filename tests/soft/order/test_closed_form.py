@@ -131,6 +131,23 @@ def test_sums_over_long_rows_are_those_over_all_pairs(name, softness, general, m
 
 
 @pytest.mark.short
+@pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_largest_by_softsort(mode, soft, general, counted):
+    """Values and weights, along any dimension; equal elements are in the stable order, whose derivatives differ."""
+    f = fullgrad.soft.topk if soft else fullgrad.topk_st
+    x = torch.randn(4, 7, dtype=torch.float64)
+    x[0, 3], x[1, [0, 2, 5]], x[2, :] = x[0, 1], 9.0, 0.5
+    for rows, dim in ((x, -1), (x.mT.contiguous(), 0)):
+        kwargs = {"k": 3, "dim": dim, "mode": mode, "softness": 0.2, "method": "softsort"}
+        before = len(counted)
+        found = derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), rows)
+        assert len(counted) >= before + 2 + soft
+        with general():
+            assert_close(found, derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), rows), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.short
 @pytest.mark.parametrize("name", ["sort", "max", "quantile", "argsort"])
 def test_constant_weights(name, general):
     """Weights with ``gated_grad=False`` have no derivative."""

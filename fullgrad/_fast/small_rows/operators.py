@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._fast.small_rows.closed_form import Ranks, Weights
 from fullgrad._fast.small_rows.rows import SmallRows, small_rows
-from fullgrad._fast.small_rows.scores import IdentityScores, NeuralScores
+from fullgrad._fast.small_rows.scores import IdentityScores, NeuralScores, SoftScores, has_few_pairs
 from fullgrad.soft.order._operators.extremum import Extremum
 from fullgrad.soft.order._operators.quantile import Quantile, bracketing_indices
 from fullgrad.soft.order._operators.rank import Rank
@@ -21,6 +21,11 @@ def sort(rows: SmallRows, dim: int, descending: bool, k: int, value: Tensor | No
     n = rows.n
     c = rows.arange(*((n - 1, -2) if descending or k else (1 - n, 2)), k or n)
     return Weights(rows, NeuralScores(rows, c), dim, dim, None, value)
+
+
+def topk(rows: SmallRows, dim: int, descending: bool, k: int) -> Any:
+    """`Sort` by softsort, of the first elements."""
+    return Weights(rows, SoftScores(rows, k), dim, dim)
 
 
 def extremum(rows: SmallRows, dim: int, largest: bool) -> Any:
@@ -57,24 +62,39 @@ def _places(q: tuple[float, ...], n: int, interpolation: str, dtype: torch.dtype
     return [2.0 * p + 1 - n for p in (*low, *high)], mix
 
 
-# The methods with a closed form; of how many places weights are computed, from the length of a row and the arguments; the form.
-_FORMS: dict[Any, tuple[tuple[str, ...], Callable[..., int], Callable[..., Any]]] = {
-    Sort: (("neuralsort",), lambda n, dim, descending, k: k or n, sort),
-    Extremum: (("softsort", "neuralsort"), lambda n, *_: 1, extremum),
-    Quantile: (("neuralsort",), lambda n, q, *_: 0 if isinstance(q, Tensor) else 2 * len(q), quantile),
-    Rank: (("neuralsort",), lambda n, *_: n, rank),
+# By operator and method: of how many places weights are computed, from the length of a row and the arguments, 0 where there is no
+# closed form; and the form.
+_FORMS: dict[Any, tuple[Callable[..., int], Callable[..., Any]]] = {
+    (Sort, "neuralsort"): (lambda n, dim, descending, k: k or n, sort),
+    (Sort, "softsort"): (lambda n, dim, descending, k: k, topk),
+    (Extremum, "neuralsort"): (lambda n, *_: 1, extremum),
+    (Extremum, "softsort"): (lambda n, *_: 1, extremum),
+    (Quantile, "neuralsort"): (lambda n, q, *_: 2 * len(q), quantile),
+    (Rank, "neuralsort"): (lambda n, *_: n, rank),
 }
 
 
 def has_closed_form(operator: Any, inputs: Any) -> bool:
     """Whether some rows of an operator, with its inputs, have a closed form. All inputs but the first are constants."""
-    return inputs[-1][1] in _FORMS[operator][0] and Tensor not in map(type, inputs[1:])
+    return (operator, inputs[-1][1]) in _FORMS and Tensor not in map(type, inputs[1:]) and _places_of(operator, inputs) > 0
+
+
+def _arguments(operator: Any, inputs: Any) -> tuple[Any, ...]:
+    """The inputs but the tensor, the softness and the options."""
+    return *inputs[1 : operator.dim_at - 1], *inputs[operator.dim_at : -1]
+
+
+def _places_of(operator: Any, inputs: Any) -> int:
+    """Of how many places weights are computed."""
+    places, _ = _FORMS[operator, inputs[-1][1]]
+    return places(inputs[0].shape[inputs[operator.dim_at]], *_arguments(operator, inputs))
 
 
 def form_of(operator: Any, inputs: Any, value: Any = ()) -> Any:
     """The closed form of an operator that has one for such inputs, whose value may be known; None for large rows."""
-    _, places, form = _FORMS[operator]
+    _, form = _FORMS[operator, inputs[-1][1]]
     x, softness, dim = inputs[0], inputs[operator.dim_at - 1], inputs[operator.dim_at]
-    arguments = *inputs[1 : operator.dim_at - 1], *inputs[operator.dim_at : -1]
-    rows = small_rows(x, softness, dim, inputs[-1], places(x.shape[dim], *arguments))
-    return None if rows is None else form(rows, *arguments, *value)
+    rows = small_rows(x, softness, dim, inputs[-1], _places_of(operator, inputs))
+    if rows is None or (inputs[-1][1] == "neuralsort" and not has_few_pairs(rows)):
+        return None
+    return form(rows, *_arguments(operator, inputs), *value)

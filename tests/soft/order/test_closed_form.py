@@ -102,6 +102,51 @@ def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, gene
         assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.short(of=3)
+@pytest.mark.parametrize("softness", [0.1, 2.0])
+@pytest.mark.parametrize("name", CALLS)
+def test_sums_over_long_rows_are_those_over_all_pairs(name, softness, general, monkeypatch):
+    """Expanded in polynomials, they give the numbers of the relaxation; also for elements at the ends, equal ones, and NaN."""
+    for limit in ("MANY", "_EXPANDED", "_FOR_EACH_TERM"):
+        monkeypatch.setattr(scores, limit, 0)
+    made, start = [], scores.Expansion.__init__
+    monkeypatch.setattr(scores.Expansion, "__init__", lambda self, *args: (made.append(1), start(self, *args))[1])
+    x = torch.randn(5, 40, dtype=torch.float64)
+    x[1, 3:5], x[2, 10:] = torch.tensor([torch.inf, -torch.inf]), 0.5
+    x[3, 7] = torch.nan
+    kwargs = {"dim": -1, "softness": softness, "method": "neuralsort", **CALLS[name]}
+
+    def f(x):
+        return getattr(fullgrad.soft, name)(x, **kwargs)
+
+    # What infinity is multiplied by may be a sum that is 0 up to rounding.
+    for rows in (x[[0, 2, 3]], x):
+        found = derivatives(f, rows)
+        assert made
+        with general():
+            expected = derivatives(f, rows)
+        if rows is x:
+            found, expected = ([v.where(v.isfinite(), math.nan) for v in y] for y in (found, expected))
+        assert_close(found, expected, rtol=1e-8, atol=1e-8, equal_nan=True)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_largest_by_softsort(mode, soft, general, counted):
+    """Values and weights, along any dimension; equal elements are in the stable order, whose derivatives differ."""
+    f = fullgrad.soft.topk if soft else fullgrad.topk_st
+    x = torch.randn(4, 7, dtype=torch.float64)
+    x[0, 3], x[1, [0, 2, 5]], x[2, :] = x[0, 1], 9.0, 0.5
+    for rows, dim in ((x, -1), (x.mT.contiguous(), 0)):
+        kwargs = {"k": 3, "dim": dim, "mode": mode, "softness": 0.2, "method": "softsort"}
+        before = len(counted)
+        found = derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), rows)
+        assert len(counted) >= before + 2 + soft
+        with general():
+            assert_close(found, derivatives(lambda x, kwargs=kwargs: f(x, **kwargs), rows), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.short
 @pytest.mark.parametrize("name", ["sort", "max", "quantile", "argsort"])
 def test_constant_weights(name, general):
@@ -178,11 +223,13 @@ def test_transforms_hand_the_derivative_down_to_plain_rows(name, general, counte
 
 
 def test_large_rows_and_other_methods_take_the_general_path(counted):
-    """Large rows, other methods, and rows that are not standardized take the general path."""
+    """Large rows, many pairs, other methods, and rows that are not standardized take the general path."""
     x = torch.randn(1100, requires_grad=True)
     fullgrad.sort_st(x).values.sum().backward()
     fullgrad.soft.max(x[:9], standardize=False).backward()
     fullgrad.soft.sort(x[:9], method="fast_soft_sort").values.sum().backward()
+    # The matrix of their pairs would take the time of many blocks, and 16 MiB.
+    fullgrad.soft.median(x[:1050].repeat(4, 1), -1, mode="c1")
     assert not counted
 
 

@@ -29,7 +29,7 @@ from fullgrad._dispatch import (
 from fullgrad._engine.guard import guard
 from fullgrad.adoption import _scope
 from fullgrad.adoption._call import Call, is_new_style
-from fullgrad.adoption._operator import Adopted
+from fullgrad.adoption._operator import applied
 from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, scope
 from fullgrad.adoption._tensors import may_differ
 from fullgrad.functions._checkpoint import checkpoint
@@ -248,7 +248,7 @@ def _call(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Opti
         args = bound.args[len(context) :]
     call = Call(cls, args, options)
     tensors, call.tensors = call.tensors, []
-    return call.output(tensors, Adopted.apply(call, *tensors))
+    return call.output(tensors, applied(call, *tensors))
 
 
 def checkpoint_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,10 +16,10 @@ from fullgrad.adoption._tensors import (
     Maybe,
     NumberSlot,
     Refused,
+    Rule,
     Slot,
     Unusable,
     attributes,
-    constants,
     filled,
     hidden_tensors,
     may_differ,
@@ -142,7 +142,7 @@ class Call:
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
         self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
         self.materialize = state.get("materialize_grads", True)
-        self.inputs = [(t.shape, t.dtype) for t in inputs]
+        self.inputs = [(t.shape, t.dtype, t.device) for t in inputs]
         return known[len(inputs) :]
 
     def output(self, tensors: Sequence[Tensor], results: Maybe) -> Any:
@@ -176,11 +176,17 @@ class Call:
         return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.refusal)
 
     def _backward(self, flat: Maybe, cotangents: Maybe, asked: tuple[bool, ...]) -> list[Tensor | None]:
-        items: Any = self._items(cotangents, [None] * len(self.record[1]))
+        # A class may write into its gradient, which is the user's, or one number that is expanded.
+        own = [g if g is None else g.clone() for g in cotangents]
+        items: Any = self._items(own, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
         ctx = self._context(flat, "to_save")
         ctx.needs_input_grad = asked
-        with self._code(), constants():
+        differentiated = [
+            *[a for a, needed in zip(self.args, asked, strict=True) if needed],
+            *[len(self.inputs) + i for i in self.free],
+        ]
+        with self._code(), Rule([flat[i] for i in differentiated]):
             grads = self.rule(ctx, *items)
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
@@ -188,16 +194,32 @@ class Call:
         result: list[Tensor | None] = [None] * len(self.inputs)
         for slot, needed, g in zip(self.args, asked, grads, strict=False):
             if needed and g is not None:
-                shape, dtype = self.inputs[slot]
-                result[slot] = (g if g.shape == shape else g.sum_to_size(shape)).to(dtype)
+                shape, dtype, _ = self.inputs[slot]
+                result[slot] = self._like(g, shape).to(dtype)
         return result
+
+    def _like(self, gradient: Tensor, shape: torch.Size) -> Tensor:
+        if gradient.shape == shape:
+            return gradient
+        try:
+            return gradient.sum_to_size(shape)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self.name}.backward returned a gradient of shape {tuple(gradient.shape)} for an input of shape {tuple(shape)}."
+            ) from error
 
     def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
         """A tangent or None for each output, by the ``jvp`` that the class declares."""
-        given = [tangents[a] if isinstance(a, Slot) else None for a in self.args]
+        given = [self._tangent(tangents, a) if isinstance(a, Slot) else None for a in self.args]
         with self._code():
             pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
         return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
+
+    def _tangent(self, tangents: Maybe, i: int) -> Tensor | None:
+        """The tangent of an input: as in torch, zeros where it has none, unless the class has declined them."""
+        (shape, dtype, device), t = self.inputs[i], tangents[i]
+        is_needed = t is None and self.materialize and (dtype.is_floating_point or dtype.is_complex)
+        return torch.zeros(shape, dtype=dtype, device=device) if is_needed else t
 
     @contextlib.contextmanager
     def _code(self) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """Helpers for tensors and structures of tensors."""
 
-import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -11,8 +10,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fullgrad._dispatch import (
+    are_differentiated,
     clone_if_view,
-    forward_mode_is_on,
     get_unwrapped,
     is_alias_of,
     is_batched,
@@ -21,11 +20,11 @@ from fullgrad._dispatch import (
     is_wrapped,
     pytree,
     set_forward_mode,
-    transforms_active,
 )
 
 Maybe = Sequence[Tensor | None]
 _DATA: Any = Tensor.data.__get__  # as a mode sees it  # pyright: ignore
+_REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # pyright: ignore
 _READS = ("__get__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex")
 NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
 
@@ -50,19 +49,25 @@ class Unusable(TorchFunctionMode):
         return result
 
 
-class Constants(TorchFunctionMode):
-    """Makes the constants of a backward constant to every transform: forward mode ignores ``no_grad``, and ``.data`` ends only
-    one level and raises inside a vmap. If grad mode is off from the start, constants cannot be recognized.
+class Rule(TorchFunctionMode):
+    """A context for the code of a backward, in which its tensors are as in eager autograd.
+
+    Its constants are constant to every transform: forward mode ignores ``no_grad``, and ``.data`` ends only one level and raises
+    inside a vmap. If grad mode is off from the start, constants cannot be recognized. ``requires_grad`` is true of the given
+    tensors, the inputs that need a gradient and the outputs, and of what is differentiated at any level: a tensor whose level has
+    ended, or that is batched, says that it is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, differentiated: Maybe) -> None:
         super().__init__()
-        self.records = torch.is_grad_enabled()
+        self.records, self.differentiated = torch.is_grad_enabled(), [t for t in differentiated if t is not None]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function == _DATA:
             return args[0].detach()
+        if function == _REQUIRES_GRAD:
+            return any(args[0] is t for t in self.differentiated) or any(are_differentiated(args))
         if not self.records or torch.is_grad_enabled() or not is_forward_mode():
             return function(*args, **kwargs)
         set_forward_mode(False)
@@ -70,11 +75,6 @@ class Constants(TorchFunctionMode):
             return function(*args, **kwargs)
         finally:
             set_forward_mode(True)
-
-
-def constants() -> Any:
-    """A context for the code of a backward."""
-    return Constants() if transforms_active() or forward_mode_is_on() or is_tracing() else contextlib.nullcontext()
 
 
 class Slot(int):

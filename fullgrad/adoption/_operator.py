@@ -120,7 +120,9 @@ def _jvp(ctx: Any, tangents: Maybe) -> tuple[Tensor | None, ...]:
     push = functools.partial(applied, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
     with scope(call.options):
         result = push(*flat, *map(_dispatch.writable, tangents))
-    return *result, *[None] * (ctx.results - len(result))
+    # A class may leave out the tangent of an output.
+    own = [z() if t is None and i in call.free else t for i, (t, z) in enumerate(zip(result, ctx.zeros, strict=False))]
+    return *own, *[None] * (ctx.results - len(own))
 
 
 def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:

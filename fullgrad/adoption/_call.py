@@ -13,6 +13,7 @@ from fullgrad import _dispatch
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, scope
 from fullgrad.adoption._tensors import (
+    ArraySlot,
     Maybe,
     NumberSlot,
     Refused,
@@ -22,13 +23,14 @@ from fullgrad.adoption._tensors import (
     attributes,
     filled,
     hidden_tensors,
+    is_array,
     may_differ,
+    number_as_tensor,
     replaced,
 )
 
 _ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once"
 _FLAGS = ("needs_input_grad", "materialize_grads")
-_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class Call:
@@ -106,10 +108,11 @@ class Call:
         inputs_and_outputs = set(slots)
 
         def number_or_slot(leaf: Any) -> Any:
-            if self.numbers_are_tensors and type(leaf) in _EXACT:
-                known.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]))
-                return NumberSlot(len(known) - 1)
-            return slot(leaf)
+            number = number_as_tensor(leaf) if self.numbers_are_tensors else None
+            if number is None:
+                return slot(leaf)
+            known.append(number)
+            return (ArraySlot if is_array(leaf) else NumberSlot)(len(known) - 1)
 
         def slot(leaf: Any) -> Any:
             if id(leaf) in slots:
@@ -208,8 +211,12 @@ class Call:
                 f"{self.name}.backward returned a gradient of shape {tuple(gradient.shape)} for an input of shape {tuple(shape)}."
             ) from error
 
-    def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
+    def jvp(self, flat: Maybe, tangents: Maybe) -> Sequence[Tensor | None]:
         """A tangent or None for each output, by the ``jvp`` that the class declares."""
+        n = len(flat)
+        return run_or_descend(self, lambda *all: self._jvp(all[:n], all[n:]), (*flat, *tangents))
+
+    def _jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
         given = [self._tangent(tangents, a) if isinstance(a, Slot) else None for a in self.args]
         with self._code():
             pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)

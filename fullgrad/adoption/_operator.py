@@ -94,7 +94,7 @@ def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
     ]
     try:
         with torch.enable_grad() if strict else contextlib.nullcontext():
-            outs = _recordable(call.forward)(*leaves)
+            outs = _recordable(call, call.forward)(*leaves)
     except RuntimeError as error:
         if any(sign in str(error) for sign in _ESCAPED):
             raise Refused(NO_ARGUMENT.format(call.name)) from error
@@ -110,14 +110,14 @@ def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
 def _vjp(ctx: Any, cotangents: Maybe) -> Sequence[Tensor | None]:
     given = materialized(ctx.call, map(_dispatch.writable, cotangents[: ctx.call.count]), ctx.zeros)
     backward = functools.partial(ctx.call.backward, needs=ctx.needs_input_grad[1:])
-    return _recordable(backward)(_guarded(ctx), given)
+    return _recordable(ctx.call, backward)(_guarded(ctx), given)
 
 
 def _jvp(ctx: Any, tangents: Maybe) -> tuple[Tensor | None, ...]:
     call, flat = ctx.call, _guarded(ctx)
     push = lambda *all: tangents_by(call, all[: len(flat)], all[len(flat) :], ctx.zeros)  # noqa: E731
     # In a composite operator of torch.library no transform can be entered.
-    push = functools.partial(applied, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
+    push = functools.partial(applied, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(call, push)
     with scope(call.options):
         result = push(*flat, *map(_dispatch.writable, tangents))
     # A class may leave out the tangent of an output.
@@ -125,11 +125,18 @@ def _jvp(ctx: Any, tangents: Maybe) -> tuple[Tensor | None, ...]:
     return *own, *[None] * (ctx.results - len(own))
 
 
-def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:
+def _recordable(call: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without in-place operations, if a tracer records them: `torch.func.linearize` would repeat them on its
     constants at every call.
     """
-    return torch.func.functionalize(function) if _dispatch.records_in_place() else function
+    if not _dispatch.records_in_place():
+        return function
+
+    def without_memory(*args: Any) -> Any:
+        with _tensors.WithoutMemory(call.name):
+            return function(*args)
+
+    return torch.func.functionalize(without_memory)
 
 
 def _guarded(ctx: Any) -> list[Tensor | None]:
@@ -185,7 +192,7 @@ class Batched:
             given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
             with same_draws() if again else contextlib.nullcontext():
                 samples.append(self.inner.forward(*given))
-            records.append((self.record, [t if t is None else t.shape for t in samples[-1]]))
+            records.append(_tensors.comparable((self.record, [t if t is None else t.shape for t in samples[-1]])))
         if before and not all(map(torch.equal, before, random_states())):
             raise RuntimeError(f"vmap: {self.name} draws random numbers, which needs a randomness other than 'error'.")
         if any(record != records[0] for record in records):

@@ -23,8 +23,10 @@ from fullgrad._dispatch import (
 )
 
 Maybe = Sequence[Tensor | None]
+_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _DATA: Any = Tensor.data.__get__  # as a mode sees it  # pyright: ignore
 _REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # pyright: ignore
+_MEMORY = (Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
 _READS = ("__get__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex")
 NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
 
@@ -77,12 +79,54 @@ class Rule(TorchFunctionMode):
             set_forward_mode(True)
 
 
+class WithoutMemory(TorchFunctionMode):
+    """Refuses to hand the memory of a tensor to numpy: in `torch.func.functionalize` it has none, and whoever reads it ends the
+    process.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _MEMORY:
+            raise Refused(
+                f"{self.name} hands a tensor to numpy, in code that a tracer records and that has no numbers. Call it outside of "
+                "torch.compile and torch.func.linearize, or give the class a reference: adopt(cls, reference=...)."
+            )
+        return function(*args, **kwargs or {})
+
+
 class Slot(int):
     """A placeholder for a tensor of a call: its position among inputs, outputs and other kept tensors, in this order."""
 
 
 class NumberSlot(Slot):
     """A placeholder for a number, kept as a tensor."""
+
+
+class ArraySlot(Slot):
+    """A placeholder for an array or a number of numpy, kept as a tensor."""
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array or a number of numpy."""
+    return type(value).__module__ == "numpy" and hasattr(value, "dtype")
+
+
+def number_as_tensor(value: Any) -> Tensor | None:
+    """A number or an array as a tensor of its own memory; None for all else."""
+    if type(value) in _EXACT:
+        return torch.tensor(value, dtype=_EXACT[type(value)])
+    try:
+        return torch.as_tensor(value).clone() if is_array(value) else None
+    except TypeError:  # an array of objects, or of a dtype that torch lacks
+        return None
+
+
+def comparable(tree: Any) -> Any:
+    """A structure that `==` compares, though there are arrays in it."""
+    return replaced(tree, lambda leaf: (str(leaf.dtype), leaf.shape, leaf.tobytes()) if is_array(leaf) else leaf)
 
 
 def may_differ(tensor: Tensor | None) -> bool:
@@ -129,7 +173,8 @@ def filled(tree: Any, tensors: Maybe) -> Any:
     def fill(leaf: Any) -> Any:
         if not isinstance(leaf, Slot):
             return leaf
-        return tensors[leaf].item() if isinstance(leaf, NumberSlot) else tensors[leaf]  # pyright: ignore
+        t: Any = tensors[leaf]
+        return t.item() if isinstance(leaf, NumberSlot) else t.numpy()[()] if isinstance(leaf, ArraySlot) else t
 
     return replaced(tree, fill)
 

@@ -120,8 +120,8 @@ else:
         (torch_private.call_in_transforms, lambda c, args, kwargs: _fullgrad.dispatch(c, args, kwargs)),  # pyright: ignore # noqa: F821
     ]
 
-# The other code has torch's file, which Dynamo skips: where it breaks the graph in a class, it would compile the other code, whose
-# call for compiled code is the class's own once more.
+# The other code has torch's file, which Dynamo skips: where a class breaks the graph, it would compile the other code, whose call
+# for compiled code is the class's own once more.
 _codes = [
     (function, function.__code__, other.__code__.replace(co_filename=function.__code__.co_filename))
     for function, other in _exchanged

@@ -185,11 +185,11 @@ class Call:
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
         ctx = self._context(flat, "to_save")
         ctx.needs_input_grad = asked
-        differentiated = [
+        known = [
             *[a for a, needed in zip(self.args, asked, strict=True) if needed],
             *[len(self.inputs) + i for i in self.free],
         ]
-        with self._code(), Rule([flat[i] for i in differentiated]):
+        with self._code(), Rule([flat[i] for i in known], own):
             grads = self.rule(ctx, *items)
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):

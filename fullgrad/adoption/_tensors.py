@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from fullgrad._dispatch import (
     are_differentiated,
     clone_if_view,
+    current_level,
     get_unwrapped,
     is_alias_of,
     is_batched,
@@ -55,21 +56,24 @@ class Rule(TorchFunctionMode):
     """A context for the code of a backward, in which its tensors are as in eager autograd.
 
     Its constants are constant to every transform: forward mode ignores ``no_grad``, and ``.data`` ends only one level and raises
-    inside a vmap. If grad mode is off from the start, constants cannot be recognized. ``requires_grad`` is true of the given
-    tensors, the inputs that need a gradient and the outputs, and of what is differentiated at any level: a tensor whose level has
-    ended, or that is batched, says that it is not.
+    inside a vmap. If grad mode is off from the start, constants cannot be recognized. ``requires_grad`` is true of the known
+    tensors, inputs that need a gradient and outputs, and of cotangents that are differentiated at any level: a tensor of a level
+    that has ended, or that is batched, says that it is not.
     """
 
-    def __init__(self, differentiated: Maybe) -> None:
+    def __init__(self, known: Maybe, cotangents: Maybe) -> None:
         super().__init__()
-        self.records, self.differentiated = torch.is_grad_enabled(), [t for t in differentiated if t is not None]
+        self.records, self.level = torch.is_grad_enabled(), current_level()
+        self.differentiated = [t for t in known if t is not None]
+        given = [t for t in cotangents if t is not None]
+        self.differentiated += [t for t, is_one in zip(given, are_differentiated(given), strict=True) if is_one]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function == _DATA:
             return args[0].detach()
-        if function == _REQUIRES_GRAD:
-            return any(args[0] is t for t in self.differentiated) or any(are_differentiated(args))
+        if function == _REQUIRES_GRAD and current_level() == self.level:  # not in a transform of the backward's own
+            return any(args[0] is t for t in self.differentiated) or _without_batch(args[0]).requires_grad
         if not self.records or torch.is_grad_enabled() or not is_forward_mode():
             return function(*args, **kwargs)
         set_forward_mode(False)
@@ -77,6 +81,13 @@ class Rule(TorchFunctionMode):
             return function(*args, **kwargs)
         finally:
             set_forward_mode(True)
+
+
+def _without_batch(tensor: Tensor) -> Tensor:
+    """The tensor inside batches, which say nothing about its gradient."""
+    while is_batched(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 class WithoutMemory(TorchFunctionMode):

@@ -599,9 +599,43 @@ def registered_autograd(overload: Any) -> Registered:
 
 # The namespaces of torch itself, which has its own rules, or none, for what is in them.
 _TORCH = frozenset(
-    "aten prim prims rngprims debugprims quantized _quantized quantized_decomposed mkldnn mkl mkldnn_prepacked onednn xnnpack "
-    "prepacked sparse c10d _c10d_functional _c10d_functional_autograd c10d_functional fsdp _dtensor symm_mem inductor profiler "
-    "static_runtime streams higher_order aoti_torch export bucketing triton _test cuda mtia compiled_autograd".split()
+    [
+        "aten",
+        "prim",
+        "prims",
+        "rngprims",
+        "debugprims",
+        "quantized",
+        "_quantized",
+        "quantized_decomposed",
+        "mkldnn",
+        "mkl",
+        "mkldnn_prepacked",
+        "onednn",
+        "xnnpack",
+        "prepacked",
+        "sparse",
+        "c10d",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "c10d_functional",
+        "fsdp",
+        "_dtensor",
+        "symm_mem",
+        "inductor",
+        "profiler",
+        "static_runtime",
+        "streams",
+        "higher_order",
+        "aoti_torch",
+        "export",
+        "bucketing",
+        "triton",
+        "_test",
+        "cuda",
+        "mtia",
+        "compiled_autograd",
+    ]
 )
 
 
@@ -625,13 +659,12 @@ def _info_of(overload: Any) -> Any:
     known = _infos.get(overload)
     if known is None:
         for kernel in gc.get_objects():
-            if isinstance(kernel, FunctionType) and kernel.__qualname__ == "make_autograd_impl.<locals>.autograd_impl":
+            if type(kernel) is FunctionType and kernel.__qualname__ == "make_autograd_impl.<locals>.autograd_impl":
                 cells = _cells_of(kernel)
                 if cells.get("op") is overload and "info" in cells:
                     known = kernel, cells["info"]
-        if known is not None:
-            _infos[overload] = known
-    return None if known is None else known[1]
+        known = _infos[overload] = known or (None, None)
+    return known[1]
 
 
 def _cells_of(function: Any) -> dict[str, Any]:
@@ -641,7 +674,9 @@ def _cells_of(function: Any) -> dict[str, Any]:
     while waiting:
         one = waiting.pop()
         parts = [*vars(one).values()] if isinstance(one, type) else []
-        waiting += [v.__func__ if isinstance(v, staticmethod) else v for v in parts if isinstance(v, (staticmethod, FunctionType))]
+        waiting += [
+            v.__func__ if isinstance(v, staticmethod) else v for v in parts if isinstance(v, (staticmethod, FunctionType))
+        ]
         code = getattr(one, "__code__", None)
         for name, cell in zip(code.co_freevars if code else (), getattr(one, "__closure__", None) or (), strict=False):
             if name not in found:

@@ -48,11 +48,14 @@ class Call:
 
     def __init__(self, cls: Any, args: Sequence[Any], options: Options) -> None:
         self.cls, self.code, self.name, self.options = cls, cls, cls.__name__, options
-        self.in_forward_mode = _dispatch.forward_mode_is_on() or "Jvp" in _dispatch.active_transforms()
         self.new_style, self.has_jvp = is_new_style(cls), cls.jvp is not TorchFunction.jvp
         self.rule = cls.vjp if cls.vjp is not TorchFunction.vjp else cls.backward
         once = getattr(self.rule, "__code__", None) is once_differentiable(len).__code__
         self.refusal = f"{self.name}.backward is once_differentiable: {_ONCE}." if once else ""
+        self._take(args)
+
+    def _take(self, args: Sequence[Any]) -> None:
+        self.in_forward_mode = _dispatch.forward_mode_is_on() or "Jvp" in _dispatch.active_transforms()
         self.tensors: list[Tensor] = []  # taken by `adopted` before the first level
         self.unusable: list[tuple[Tensor, str]] = []
         # A tensor in a container is a constant to autograd, but transforms have to see it.
@@ -89,10 +92,15 @@ class Call:
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = self._asked(self.needed)  # pyright: ignore
         with self._code():
-            output = self.cls.forward(*args) if self.new_style else self.cls.forward(ctx, *args)
-            if self.new_style:
-                self.cls.setup_context(ctx, tuple(args), output)
+            output = self._called(ctx, args)
         return self._noted(vars(ctx), inputs, output)
+
+    def _called(self, ctx: Any, args: Sequence[Any]) -> Any:
+        if not self.new_style:
+            return self.cls.forward(ctx, *args)
+        output = self.cls.forward(*args)
+        self.cls.setup_context(ctx, tuple(args), output)
+        return output
 
     def _noted(self, state: dict[str, Any], inputs: list[Tensor], output: Any) -> list[Tensor]:
         """Keep the context, with slots for tensors; return the outputs, and the tensors that are neither input nor output."""

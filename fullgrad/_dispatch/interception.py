@@ -147,6 +147,7 @@ def intercept(on: bool, in_plain_code: bool) -> None:
 _overload, _packet = torch_private.operator_class, torch_private.operator_packet
 _calls: dict[type, Any] = {kind: _copy(kind.__call__) for kind in (_overload, _packet)}
 _of_torch: set[Any] = set()  # operators that are never caught
+_lock = threading.RLock()
 _catching: set[str] = set()  # who catches: "adopting" or "completing"
 
 
@@ -194,10 +195,11 @@ _operator_codes = [
 
 def intercept_operators(who: str, on: bool) -> None:
     """Start or stop catching calls of operators."""
-    (_catching.add if on else _catching.discard)(who)
-    for function, original, other in _operator_codes:
-        if (function.__code__ is original) is bool(_catching):
-            function.__code__ = other if _catching else original
+    with _lock:
+        (_catching.add if on else _catching.discard)(who)
+        for function, original, other in _operator_codes:
+            if (function.__code__ is original) is bool(_catching):
+                function.__code__ = other if _catching else original
 
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------------

@@ -599,43 +599,9 @@ def registered_autograd(overload: Any) -> Registered:
 
 # The namespaces of torch itself, which has its own rules, or none, for what is in them.
 _TORCH = frozenset(
-    [
-        "aten",
-        "prim",
-        "prims",
-        "rngprims",
-        "debugprims",
-        "quantized",
-        "_quantized",
-        "quantized_decomposed",
-        "mkldnn",
-        "mkl",
-        "mkldnn_prepacked",
-        "onednn",
-        "xnnpack",
-        "prepacked",
-        "sparse",
-        "c10d",
-        "_c10d_functional",
-        "_c10d_functional_autograd",
-        "c10d_functional",
-        "fsdp",
-        "_dtensor",
-        "symm_mem",
-        "inductor",
-        "profiler",
-        "static_runtime",
-        "streams",
-        "higher_order",
-        "aoti_torch",
-        "export",
-        "bucketing",
-        "triton",
-        "_test",
-        "cuda",
-        "mtia",
-        "compiled_autograd",
-    ]
+    "_c10d_functional _c10d_functional_autograd _dtensor _quantized _test aoti_torch aten bucketing c10d c10d_functional "  # noqa: SIM905
+    "compiled_autograd cuda debugprims export fsdp higher_order inductor mkl mkldnn mkldnn_prepacked mtia onednn prepacked prim "
+    "prims profiler quantized quantized_decomposed rngprims sparse static_runtime streams symm_mem triton xnnpack".split()
 )
 
 

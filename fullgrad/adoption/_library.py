@@ -20,19 +20,31 @@ from fullgrad._dispatch import (
 from fullgrad.adoption._call import Call
 from fullgrad.adoption._operator import applied
 from fullgrad.adoption._scope import Options
-from fullgrad.adoption._tensors import Refused, may_differ
+from fullgrad.adoption._tensors import Maybe, Refused, may_differ
 
-_WAY_OUT = "Give it one by torch.library.register_autograd, give it a reference by fullgrad.adopt(op, reference=...), or detach its inputs."
-_NONE = f"{{}} has no derivative, as its operator of torch.library has none. {_WAY_OUT}"
-_LOST = (
-    "{} would lose a tangent in silence: its derivative is registered for reverse mode alone. Call it while fullgrad.adopting() is "
-    "open, or by fullgrad.adopt(op, reference=...), or detach its inputs."
+_NONE = (
+    "{} is an operator without a derivative. Give it one by torch.library.register_autograd, or plain torch code for the same "
+    "function by fullgrad.adopt(op, reference=...), or detach its inputs."
 )
-_MUTABLE = "{} changes an argument in place, where torch.library allows no derivative. Make it an operator that returns a new tensor, or detach its inputs."
+_LOST = (
+    "{} would lose a tangent in silence: its derivative is for reverse mode alone. Call it while fullgrad.adopting() is open, or "
+    "give it plain torch code for the same function by fullgrad.adopt(op, reference=...), or detach its inputs."
+)
+_OF_KERNEL = (
+    "{} would lose a tangent in silence: its kernel for autograd has none. Give it plain torch code for the same function by "
+    "fullgrad.adopt(op, reference=...), or detach its inputs."
+)
+_MUTABLE = (
+    "{} changes an argument in place, where torch.library allows no derivative. Make it an operator that returns a new tensor, "
+    "or detach its inputs."
+)
 
 
 class OperatorCall(Call):
-    """One call of an operator, by what `torch.library.register_autograd` was given. Lists of tensors are arguments of their own."""
+    """One call of an operator, by what `torch.library.register_autograd` was given.
+
+    A tensor in a list is an argument of its own, and a result of its own.
+    """
 
     new_style, has_jvp = True, False
 
@@ -70,6 +82,12 @@ class OperatorCall(Call):
             g = found[i] if i < min(len(found), self.positional) else None
             flat += [g] if count is None else [None] * len(count) if g is None else list(g)
         return flat
+
+    def backward(self, flat: Maybe, cotangents: Maybe, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+        """A gradient or None for each input that needs one, by the registered backward."""
+        if self.refusal:
+            raise Refused(self.refusal)
+        return super().backward(flat, cotangents, needs)
 
     def output(self, tensors: Sequence[Tensor], results: Any) -> Any:
         """The result of the operator."""
@@ -133,7 +151,8 @@ def _checked(op: Any, registered: Any, tensors: Sequence[Tensor], result: Any) -
     results = [y for y in pytree.tree_leaves(result) if isinstance(y, Tensor) and may_differ(y)]
     levels = tangent_levels(tensors) if results else set()
     if levels and not levels <= tangent_levels(results):
-        raise Refused((_LOST if registered.backward or registered.has_kernel else _NONE).format(op._schema.name))
+        message = _LOST if registered.backward else _OF_KERNEL if registered.has_kernel else _NONE
+        raise Refused(message.format(op._schema.name))
     return result
 
 
@@ -147,8 +166,8 @@ def check_adoptable(op: Any) -> None:
             raise TypeError(f"adopt: {_MUTABLE.format(name)}")
         if found.has_kernel:
             raise TypeError(
-                f"adopt: {name} has a kernel for autograd of its own, which cannot be read. Give it a `reference`, plain torch code for "
-                "the same function: adopt(op, reference=...)."
+                f"adopt: {name} has a kernel for autograd of its own, which cannot be read. Give it a `reference`, plain torch "
+                "code for the same function: adopt(op, reference=...)."
             )
         if not (found.backward or found.is_composite):
             raise TypeError(f"adopt: {_NONE.format(name)}")

@@ -41,6 +41,8 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
     """The tangents of the outputs, by the class's ``jvp``, the transpose of its backward, or the identity."""
     if call.has_jvp:
         return call.jvp(flat, tangents)
+    if not call.free:  # results that have no derivative
+        return [None] * call.count
     if call.refusal:
         raise Refused(call.refusal)
     found = call.verdict or _verdicts.get(call.cls, {}).get(_key(call))

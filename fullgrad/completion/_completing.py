@@ -19,6 +19,7 @@ from fullgrad._dispatch import (
     forward_mode_is_on,
     has_tangent,
     innermost,
+    intercept_operators,
     set_graph_cache,
     torch_kernel,
     transforms_active,
@@ -140,6 +141,7 @@ def _change() -> None:
             else:
                 _state.graph_cache = set_graph_cache(False)
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
+            intercept_operators("completing", _state.is_inside)
             compile_again()
         finally:
             _state.is_changing = False

@@ -1,7 +1,7 @@
 """Operators of torch.library, written in the style of published packages, each with its function in plain torch code.
 
-The kernels compute with numpy or below autograd, so that no transform can look into them; the backwards are as packages have them:
-plain torch code, or calls of other operators.
+The kernels compute with numpy or below autograd, so that no transform can look into them; the backwards are plain torch code, or
+call other operators.
 """
 
 import math
@@ -162,9 +162,7 @@ l2_normalize.register_autograd(
     lambda ctx, g: l2_normalize_backward(g, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
-l2_normalize_backward.register_autograd(
-    _l2_second, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
-)
+l2_normalize_backward.register_autograd(_l2_second, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 case("l2_normalize, a backward that is an operator", l2_normalize, lambda x: x / x.norm(dim=-1, keepdim=True), draw(3, 4))
 
 # --- Activations --------------------------------------------------------------------------------------------------------------
@@ -227,9 +225,7 @@ def _mask_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.save_for_backward(inputs[1])
 
 
-dropout_with_mask.register_autograd(
-    lambda ctx, g, _: (g * ctx.saved_tensors[0] * ctx.scale, None), setup_context=_mask_setup
-)
+dropout_with_mask.register_autograd(lambda ctx, g, _: (g * ctx.saved_tensors[0] * ctx.scale, None), setup_context=_mask_setup)
 _MASK = torch.tensor([True, False, True, True])
 case(
     "dropout_with_mask, an integer output, a keyword",
@@ -261,8 +257,8 @@ def _flash_setup(ctx, inputs, output):
     ctx.save_for_backward(q, k, v, out, lse)
 
 
-def _flash_backward(ctx, g, _):
-    q, k, v, out, lse = ctx.saved_tensors
+def _flash_backward(ctx, g, g_lse):
+    q, k, v, out, _ = ctx.saved_tensors
     scale = 1 / math.sqrt(q.shape[-1])
     scores = q @ k.mT * scale
     if ctx.causal:
@@ -342,7 +338,7 @@ def _ce_setup(ctx, inputs, output):
 def _ce_backward(ctx, g):
     logits, target = ctx.saved_tensors
     n = logits.shape[-1]
-    wanted = F.one_hot(target, n) * (1 - ctx.smoothing) + ctx.smoothing / n
+    wanted = F.one_hot(target, n).to(logits.dtype) * (1 - ctx.smoothing) + ctx.smoothing / n
     return (logits.softmax(-1) - wanted) * g.unsqueeze(-1), None, None
 
 
@@ -456,9 +452,7 @@ def _(x, count):
     return [torch.empty_like(part) for part in x.chunk(count, -1)]
 
 
-split_heads.register_autograd(
-    lambda ctx, grads: (torch.cat(grads, -1), None), setup_context=lambda ctx, inputs, output: None
-)
+split_heads.register_autograd(lambda ctx, grads: (torch.cat(grads, -1), None), setup_context=lambda ctx, inputs, output: None)
 case(
     "split_heads, a list of results",
     lambda x: [part.sin() for part in split_heads(x, 2)],
@@ -485,9 +479,7 @@ def _quantized_backward(ctx, g):
     return (g * scale) @ whole, None, (g * (x @ whole.T)).sum(0)
 
 
-quantized_matmul.register_autograd(
-    _quantized_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
-)
+quantized_matmul.register_autograd(_quantized_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 _INT8 = torch.randint(-9, 9, (5, 4), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
 case(
     "quantized_matmul, integer weights",
@@ -526,7 +518,7 @@ class _FakeQuantize(torch.autograd.Function):
     backward = staticmethod(_fake_backward)
 
 
-# --- Operators of a `torch.library.Library`, as those of C++ are ------------------------------------------------------------------
+# --- Operators of a `torch.library.Library`, as those of C++ are --------------------------------------------------------------
 
 LIBRARY = torch.library.Library(_SPACE, "FRAGMENT")
 LIBRARY.define("spherical(Tensor xyz, int degree=2) -> Tensor")
@@ -575,7 +567,12 @@ torch.library.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     lib=LIBRARY,
 )
-case("spherical, of a library, a backward that is an operator", lambda x: torch.ops.fullgradtests.spherical(x), _harmonics, draw(4, 3))
+case(
+    "spherical, of a library, a backward that is an operator",
+    lambda x: torch.ops.fullgradtests.spherical(x),
+    _harmonics,
+    draw(4, 3),
+)
 
 for overload in ("", ".scaled"):
     name = f"{_SPACE}::pairwise{overload}"

@@ -19,7 +19,14 @@ from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.graph_calls import catch_in_graphs
 from fullgrad._dispatch.inference import outside_inference_mode, refuse_lost_derivatives, vjp
-from fullgrad._dispatch.interception import call_operator, catcher, intercept, intercept_checkpoints, intercept_operators
+from fullgrad._dispatch.interception import (
+    call_operator,
+    catcher,
+    intercept,
+    intercept_checkpoints,
+    intercept_operators,
+    operator_value,
+)
 from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.overrides import is_override, make_overridable, overrides_in, unscriptable

@@ -151,6 +151,24 @@ _lock = threading.RLock()
 _catching: set[str] = set()  # who catches: "adopting" or "completing"
 
 
+class _Running(threading.local):
+    """The operator that is called for its value. Modes get the call and make it again, which must not be caught."""
+
+    overload: Any = None
+
+
+_running = _Running()
+
+
+def operator_value(overload: Any, args: Any, kwargs: Any) -> Any:
+    """The value of an operator, whose calls inside are not caught."""
+    before, _running.overload = _running.overload, overload
+    try:
+        return call_operator(overload, args, kwargs)
+    finally:
+        _running.overload = before
+
+
 def call_operator(op: Any, args: Any, kwargs: Any) -> Any:
     """The call as torch has it."""
     return _calls[_packet if isinstance(op, _packet) else _overload](op, *args, **kwargs)
@@ -164,8 +182,8 @@ def _operator_call(op: Any, args: Any, kwargs: Any) -> Any:
         if overload is not None:
             _of_torch.add(op)
         return call_operator(op, args, kwargs)
-    how = catcher.how_operator(overload)
-    if how is None and "completing" not in _catching:
+    how = None if overload is _running.overload else catcher.how_operator(overload)
+    if how is None and (overload is _running.overload or "completing" not in _catching):
         return call_operator(op, args, kwargs)
     return catcher.call_operator(op, args, kwargs, how)
 

@@ -10,6 +10,7 @@ from fullgrad._dispatch import (
     are_differentiated,
     call_operator,
     has_tangent,
+    operator_value,
     overload_of,
     pytree,
     registered_autograd,
@@ -61,7 +62,7 @@ class OperatorCall(Call):
         values = _gathered(args, self.structure)
         inputs, keywords = tuple(values[: self.positional]), dict(zip(self.keywords, values[self.positional :], strict=True))
         with torch.no_grad():  # else autograd would record the operator, which transforms do not see
-            output = call_operator(self.cls, inputs, keywords)
+            output = operator_value(self.cls, inputs, keywords)
         self.is_tuple = isinstance(output, tuple)
         leaves, self.outputs = _spread(output if self.is_tuple else (output,))
         if self.options.strict and any(self.needed):

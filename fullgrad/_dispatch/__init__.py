@@ -19,7 +19,14 @@ from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.graph_calls import catch_in_graphs
 from fullgrad._dispatch.inference import outside_inference_mode, refuse_lost_derivatives, vjp
-from fullgrad._dispatch.interception import catcher, intercept, intercept_checkpoints
+from fullgrad._dispatch.interception import (
+    call_operator,
+    catcher,
+    intercept,
+    intercept_checkpoints,
+    intercept_operators,
+    operator_value,
+)
 from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.overrides import is_override, make_overridable, overrides_in, unscriptable
@@ -44,6 +51,7 @@ from fullgrad._dispatch.state import (
     is_tracing,
     is_unrecorded,
     legacy_detach,
+    tangent_levels,
     unwrap_legacy_batched,
     vmaps_that_draw_differently,
     with_memory,
@@ -62,6 +70,7 @@ from fullgrad._dispatch.torch_private import (
     below_transforms,
     compile_again,
     current_level,
+    defined_operator,
     first_sample,
     forget_kernels,
     get_unwrapped,
@@ -74,6 +83,7 @@ from fullgrad._dispatch.torch_private import (
     is_computed_since,
     is_exporting,
     is_forward_mode,
+    is_operator,
     is_recorded,
     is_wrapped,
     is_wrapper_subclass,
@@ -87,9 +97,11 @@ from fullgrad._dispatch.torch_private import (
     outside_dynamo_later,
     outside_legacy_vmap,
     outside_saved_tensor_hooks,
+    overload_of,
     preserved_keys,
     pytree,
     records_in_place,
+    registered_autograd,
     release_guards,
     require_grad,
     requires_grad_at,

@@ -9,6 +9,7 @@ a ``setup_context``, and a call that is caught outside of transforms enters a le
 """
 
 import inspect
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -32,6 +33,9 @@ class Catcher:
     # Whether the current thread or task adopts checkpoints, and a checkpoint.
     adopts_checkpoints: Callable[[], bool]
     checkpoint: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+    # Options with which a call of an operator is caught, or None; and such a call, with the options or without.
+    how_operator: Callable[[Any], Any]
+    call_operator: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 catcher = Catcher()
@@ -120,7 +124,12 @@ else:
         (torch_private.call_in_transforms, lambda c, args, kwargs: _fullgrad.dispatch(c, args, kwargs)),  # pyright: ignore # noqa: F821
     ]
 
-_codes = [(function, function.__code__, other.__code__) for function, other in _exchanged]
+# The other code has torch's file, which Dynamo skips: where a class breaks the graph, it would compile the other code, whose call
+# for compiled code is the class's own once more.
+_codes = [
+    (function, function.__code__, other.__code__.replace(co_filename=function.__code__.co_filename))
+    for function, other in _exchanged
+]
 
 
 def intercept(on: bool, in_plain_code: bool) -> None:
@@ -131,6 +140,84 @@ def intercept(on: bool, in_plain_code: bool) -> None:
             function.__code__ = other if on else original
     if not _IS_PYTHON:
         _base.setup_context = _SetupContext() if on else _setup_context
+
+
+# --- Operators of torch.library -------------------------------------------------------------------------------------------
+
+_overload, _packet = torch_private.operator_class, torch_private.operator_packet
+_calls: dict[type, Any] = {kind: _copy(kind.__call__) for kind in (_overload, _packet)}
+_of_torch: set[Any] = set()  # operators that are never caught
+_lock = threading.RLock()
+_catching: set[str] = set()  # who catches: "adopting" or "completing"
+
+
+class _Running(threading.local):
+    """The operator that is called for its value. Modes get the call and make it again, which must not be caught."""
+
+    overload: Any = None
+
+
+_running = _Running()
+
+
+def operator_value(overload: Any, args: Any, kwargs: Any) -> Any:
+    """The value of an operator, whose calls inside are not caught."""
+    before, _running.overload = _running.overload, overload
+    try:
+        return call_operator(overload, args, kwargs)
+    finally:
+        _running.overload = before
+
+
+def call_operator(op: Any, args: Any, kwargs: Any) -> Any:
+    """The call as torch has it."""
+    return _calls[_packet if isinstance(op, _packet) else _overload](op, *args, **kwargs)
+
+
+def _operator_call(op: Any, args: Any, kwargs: Any) -> Any:
+    if op in _of_torch:
+        return call_operator(op, args, kwargs)
+    overload = torch_private.overload_of(op, args, kwargs)
+    if overload is None or not torch_private.is_custom(overload):
+        if overload is not None:
+            _of_torch.add(op)
+        return call_operator(op, args, kwargs)
+    how = None if overload is _running.overload else catcher.how_operator(overload)
+    if how is None and (overload is _running.overload or "completing" not in _catching):
+        return call_operator(op, args, kwargs)
+    return catcher.call_operator(op, args, kwargs, how)
+
+
+def _new_calls() -> Any:
+    def overload(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if _fullgrad.active() or _fullgrad.forward_ad._current_level >= 0:  # pyright: ignore # noqa: F821
+            return _fullgrad.operator(self, args, kwargs)  # pyright: ignore # noqa: F821
+        return _fullgrad.overload_call(self, *args, **kwargs)  # pyright: ignore # noqa: F821
+
+    def packet(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if _fullgrad.active() or _fullgrad.forward_ad._current_level >= 0:  # pyright: ignore # noqa: F821
+            return _fullgrad.operator(self, args, kwargs)  # pyright: ignore # noqa: F821
+        return _fullgrad.packet_call(self, *args, **kwargs)  # pyright: ignore # noqa: F821
+
+    return overload, packet
+
+
+_names.operator, _names.active, _names.forward_ad = _operator_call, transforms_active, forward_ad
+_names.overload_call, _names.packet_call = _calls.values()
+sys.modules["torch._ops"]._fullgrad = _names  # pyright: ignore[reportAttributeAccessIssue]
+_operator_codes = [
+    (kind.__call__, kind.__call__.__code__, new.__code__.replace(co_filename=kind.__call__.__code__.co_filename))
+    for kind, new in zip(_calls, _new_calls(), strict=True)
+]
+
+
+def intercept_operators(who: str, on: bool) -> None:
+    """Start or stop catching calls of operators."""
+    with _lock:
+        (_catching.add if on else _catching.discard)(who)
+        for function, original, other in _operator_codes:
+            if (function.__code__ is original) is bool(_catching):
+                function.__code__ = other if _catching else original
 
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------------

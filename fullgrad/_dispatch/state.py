@@ -151,17 +151,20 @@ def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
     interpreter = torch_private.peek()
     level, kind = interpreter.level(), interpreter.key().name
     here = [t.requires_grad or (kind == "Jvp" and has_tangent(t)) for t in tensors]
-    if kind == "Vmap":
-        below = [torch_private.unwrap_batched(t, level)[0] for t in tensors]
-    elif kind == "Functionalize":
-        below = [torch_private.unwrap_functional(t, False) if torch_private.is_functional(t) else t for t in tensors]
-    else:
-        below = [torch_private.unwrap_for_grad(t, level) for t in tensors]
+    below = _below_level(tensors, level, kind)
     layer = torch_private.pop()
     try:
         return [a or b for a, b in zip(here, are_differentiated(below), strict=True)]
     finally:
         torch_private.push(layer)
+
+
+def _below_level(tensors: Sequence[Tensor], level: int, kind: str) -> list[Tensor]:
+    if kind == "Vmap":
+        return [torch_private.unwrap_batched(t, level)[0] for t in tensors]
+    if kind == "Functionalize":
+        return [torch_private.unwrap_functional(t, False) if torch_private.is_functional(t) else t for t in tensors]
+    return [torch_private.unwrap_for_grad(t, level) for t in tensors]
 
 
 def has_tangent(tensor: Tensor) -> bool:
@@ -185,6 +188,21 @@ def legacy_detach(tensor: Tensor) -> Tensor:
     if forward_mode_is_on() and has_tangent(tensor):
         return torch_private.unpack_dual(tensor, level=0)[0]
     return tensor.view(tensor.shape)
+
+
+def tangent_levels(tensors: Sequence[Tensor]) -> set[int]:
+    """The levels of transforms at which one of some tensors has a tangent; 0 is below all of them."""
+    if not transforms_active() or torch_private.MISSING:
+        return {0} if any(map(has_tangent, tensors)) else set()
+    interpreter = torch_private.peek()
+    level, kind = interpreter.level(), interpreter.key().name
+    own = {level} if kind == "Jvp" and any(map(has_tangent, tensors)) else set()
+    below = _below_level(tensors, level, kind)
+    layer = torch_private.pop()
+    try:
+        return own | tangent_levels(below)
+    finally:
+        torch_private.push(layer)
 
 
 def only_vmap_active() -> bool:

@@ -9,18 +9,21 @@
 
 import contextlib
 import functools
+import gc
 import importlib.abc
 import os
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch._functorch.config
 import torch._guards
+import torch._library.custom_ops
+import torch._ops
 import torch._subclasses
 import torch.fx.traceback
 import torch.nested._internal.nested_tensor
@@ -540,6 +543,119 @@ function_module: Any = torch.autograd.function
 # The two functions that the C code of `apply` calls since torch 2.15: one binds arguments, one dispatches in transforms.
 bind_arguments: Any = getattr(function_module, "_bind_default_args", None)
 call_in_transforms: Any = getattr(function_module, "_call_custom_function_call", None)
+
+# Operators of torch.library: calls of `torch.ops` are two methods in Python, whose code is replaced like that of ``apply``, and
+# what a package has registered for autograd is in no public place.
+operator_class: Any = torch._ops.OpOverload
+operator_packet: Any = torch._ops.OpOverloadPacket
+higher_order_operator: Any = torch._ops.HigherOrderOperator
+_OPERATORS = "operators of torch.library are not adopted"
+_opdefs = _optional("_library.custom_ops.OPDEFS", {}, _OPERATORS)
+_CustomOp = _optional("library.CustomOpDef", (), _OPERATORS)
+_has_kernel = _optional("_C._dispatch_has_kernel_for_dispatch_key", lambda *names: True, _OPERATORS)
+_resolve_packet = _optional("_C._jit_resolve_packet", None, _OPERATORS)
+_AUTOGRAD_KEYS = ("Autograd", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradPrivateUse1", "AutogradOther")
+
+
+def is_operator(value: Any) -> bool:
+    """Whether a value is an operator of torch.library: a definition, an overload, or a packet of overloads."""
+    return isinstance(value, (_CustomOp, operator_class, operator_packet))
+
+
+def overload_of(op: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    """The overload that an operator's call means; None if torch has to say what is wrong with the arguments."""
+    if isinstance(op, _CustomOp):
+        return op._opoverload
+    if isinstance(op, operator_class):
+        return op
+    names = op.overloads()
+    if len(names) > 1:
+        try:
+            names = [_resolve_packet(op._qualified_op_name, *args, **kwargs or {}) or "default"]
+        except RuntimeError:
+            return None
+    return getattr(op, names[0])
+
+
+def defined_operator(overload: Any) -> Any:
+    """The function that `torch.library.custom_op` made an operator of, if it did."""
+    return getattr(_opdefs.get(overload._schema.name), "_init_fn", None)
+
+
+class Registered(SimpleNamespace):
+    """What an operator of torch.library has for autograd: ``setup_context`` and ``backward``; or how it lacks them."""
+
+    setup_context = backward = None
+    has_kernel = False  # a kernel for autograd of its own, which nobody can read
+    is_composite = False  # operators that autograd differentiates
+
+
+def registered_autograd(overload: Any) -> Registered:
+    """What is registered for an operator now."""
+    name = overload._schema.name
+    info = _opdefs.get(name) if overload._overloadname == "default" else None
+    full = name if overload._overloadname == "default" else f"{name}.{overload._overloadname}"
+    has_kernel = any(_has_kernel(full, key) for key in _AUTOGRAD_KEYS)
+    if info is None and has_kernel and not _is_torch(name):
+        info = _info_of(overload)
+    if info is not None:
+        return Registered(setup_context=info._setup_context_fn, backward=info._backward_fn)
+    return Registered(has_kernel=has_kernel, is_composite=not has_kernel and _has_kernel(full, "CompositeImplicitAutograd"))
+
+
+# The namespaces of torch itself, which has its own rules, or none, for what is in them.
+_TORCH = frozenset(
+    "_c10d_functional _c10d_functional_autograd _dtensor _quantized _test aoti_torch aten bucketing c10d c10d_functional "  # noqa: SIM905
+    "compiled_autograd cuda debugprims export fsdp higher_order inductor mkl mkldnn mkldnn_prepacked mtia onednn prepacked prim "
+    "prims profiler quantized quantized_decomposed rngprims sparse static_runtime streams symm_mem triton xnnpack".split()
+)
+
+
+def _is_torch(name: str) -> bool:
+    return name.partition("::")[0] in _TORCH
+
+
+def is_custom(overload: Any) -> bool:
+    """Whether an operator is of another package than torch and fullgrad."""
+    namespace = overload._schema.name.partition("::")[0]
+    return namespace not in _TORCH and namespace.partition("_")[0] != "fullgrad"
+
+
+_infos: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _info_of(overload: Any) -> Any:
+    """What `torch.library.register_autograd` was given for an operator of a `torch.library.Library` or of C++: it is held by the
+    kernel alone, a Python function that torch's dispatcher has, and that garbage collection knows.
+    """
+    known = _infos.get(overload)
+    if known is None:
+        for kernel in gc.get_objects():
+            if type(kernel) is FunctionType and kernel.__qualname__ == "make_autograd_impl.<locals>.autograd_impl":
+                cells = _cells_of(kernel)
+                if cells.get("op") is overload and "info" in cells:
+                    known = kernel, cells["info"]
+        known = _infos[overload] = known or (None, None)
+    return known[1]
+
+
+def _cells_of(function: Any) -> dict[str, Any]:
+    """The variables of a function's closure, and of the functions and classes in it."""
+    found: dict[str, Any] = {}
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        parts = [*vars(one).values()] if isinstance(one, type) else []
+        waiting += [
+            v.__func__ if isinstance(v, staticmethod) else v for v in parts if isinstance(v, (staticmethod, FunctionType))
+        ]
+        code = getattr(one, "__code__", None)
+        for name, cell in zip(code.co_freevars if code else (), getattr(one, "__closure__", None) or (), strict=False):
+            if name not in found:
+                found[name] = cell.cell_contents
+                waiting += [cell.cell_contents] if isinstance(cell.cell_contents, (type, FunctionType)) else []
+    return found
+
 
 # A level that makes the C code of torch 2.15's `apply` dispatch, and that is left before anything runs: see `interception`.
 _enter_vmap = _optional("_C._functorch._vmap_increment_nesting", None, _ADOPT)

@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     catch_in_graphs,
     catcher,
     forward_mode_is_on,
+    is_operator,
     leaf_of,
     mark_for_dynamo,
     outside_dynamo,
@@ -29,8 +30,9 @@ from fullgrad._dispatch import (
 from fullgrad._engine.guard import guard
 from fullgrad.adoption import _scope
 from fullgrad.adoption._call import Call, is_new_style
-from fullgrad.adoption._operator import Adopted
-from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, scope
+from fullgrad.adoption._library import call_of_operator, check_adoptable
+from fullgrad.adoption._operator import applied
+from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, options_of_operator, scope
 from fullgrad.adoption._tensors import may_differ
 from fullgrad.functions._checkpoint import checkpoint
 from fullgrad.functions._reference import with_reference
@@ -98,8 +100,13 @@ def adopt(
     """
     if reference is not None and not isinstance(cls, type):
         return with_reference(cls, reference)
+    if is_operator(cls):
+        check_adoptable(cls)
+        return operator_of(getattr(cls, "_opoverload", cls), Options(strict, allow_loop))
     if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
-        raise TypeError(f"adopt: `cls` must be a subclass of torch.autograd.Function, got {cls!r}.")
+        raise TypeError(
+            f"adopt: `cls` must be a subclass of torch.autograd.Function or an operator of torch.library, got {cls!r}."
+        )
     if reference is not None:
         return with_reference(functools.partial(_value, cls), reference, backward=functools.partial(_gradients, cls))
     return operator_of(cls, Options(strict, allow_loop))
@@ -214,6 +221,8 @@ def operator_of(cls: Any, options: Options) -> Any:
 
         @functools.partial(mark_for_dynamo, torch.compiler.allow_in_graph)
         def node(*args: Any, **kwargs: Any) -> Any:
+            if is_operator(cls):
+                return outside_dynamo(call_of_operator)(cls, args, kwargs, options)
             guard(cls.forward, cls.setup_context, cls.backward, cls.jvp)
             if options.strict or transforms_active() or forward_mode_is_on():
                 return call_adopted(cls, args, kwargs, options)
@@ -248,7 +257,7 @@ def _call(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Opti
         args = bound.args[len(context) :]
     call = Call(cls, args, options)
     tensors, call.tensors = call.tensors, []
-    return call.output(tensors, Adopted.apply(call, *tensors))
+    return call.output(tensors, applied(call, *tensors))
 
 
 def checkpoint_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,4 +271,5 @@ def _name(p: Package) -> str:
 
 
 catcher.how, catcher.call, catcher.as_function = options_for, call_adopted, operator_of
+catcher.how_operator, catcher.call_operator = options_of_operator, call_of_operator
 catcher.adopts_checkpoints, catcher.checkpoint = adopts_checkpoints, checkpoint_of

@@ -13,22 +13,24 @@ from fullgrad import _dispatch
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, scope
 from fullgrad.adoption._tensors import (
+    ArraySlot,
     Maybe,
     NumberSlot,
     Refused,
+    Rule,
     Slot,
     Unusable,
     attributes,
-    constants,
     filled,
     hidden_tensors,
+    is_array,
     may_differ,
+    number_as_tensor,
     replaced,
 )
 
 _ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once"
 _FLAGS = ("needs_input_grad", "materialize_grads")
-_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class Call:
@@ -46,11 +48,14 @@ class Call:
 
     def __init__(self, cls: Any, args: Sequence[Any], options: Options) -> None:
         self.cls, self.code, self.name, self.options = cls, cls, cls.__name__, options
-        self.in_forward_mode = _dispatch.forward_mode_is_on() or "Jvp" in _dispatch.active_transforms()
         self.new_style, self.has_jvp = is_new_style(cls), cls.jvp is not TorchFunction.jvp
         self.rule = cls.vjp if cls.vjp is not TorchFunction.vjp else cls.backward
         once = getattr(self.rule, "__code__", None) is once_differentiable(len).__code__
         self.refusal = f"{self.name}.backward is once_differentiable: {_ONCE}." if once else ""
+        self._take(args)
+
+    def _take(self, args: Sequence[Any]) -> None:
+        self.in_forward_mode = _dispatch.forward_mode_is_on() or "Jvp" in _dispatch.active_transforms()
         self.tensors: list[Tensor] = []  # taken by `adopted` before the first level
         self.unusable: list[tuple[Tensor, str]] = []
         # A tensor in a container is a constant to autograd, but transforms have to see it.
@@ -87,10 +92,15 @@ class Call:
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = self._asked(self.needed)  # pyright: ignore
         with self._code():
-            output = self.cls.forward(*args) if self.new_style else self.cls.forward(ctx, *args)
-            if self.new_style:
-                self.cls.setup_context(ctx, tuple(args), output)
+            output = self._called(ctx, args)
         return self._noted(vars(ctx), inputs, output)
+
+    def _called(self, ctx: Any, args: Sequence[Any]) -> Any:
+        if not self.new_style:
+            return self.cls.forward(ctx, *args)
+        output = self.cls.forward(*args)
+        self.cls.setup_context(ctx, tuple(args), output)
+        return output
 
     def _noted(self, state: dict[str, Any], inputs: list[Tensor], output: Any) -> list[Tensor]:
         """Keep the context, with slots for tensors; return the outputs, and the tensors that are neither input nor output."""
@@ -106,10 +116,11 @@ class Call:
         inputs_and_outputs = set(slots)
 
         def number_or_slot(leaf: Any) -> Any:
-            if self.numbers_are_tensors and type(leaf) in _EXACT:
-                known.append(torch.tensor(leaf, dtype=_EXACT[type(leaf)]))
-                return NumberSlot(len(known) - 1)
-            return slot(leaf)
+            number = number_as_tensor(leaf) if self.numbers_are_tensors else None
+            if number is None:
+                return slot(leaf)
+            known.append(number)
+            return (ArraySlot if is_array(leaf) else NumberSlot)(len(known) - 1)
 
         def slot(leaf: Any) -> Any:
             if id(leaf) in slots:
@@ -142,7 +153,7 @@ class Call:
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
         self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
         self.materialize = state.get("materialize_grads", True)
-        self.inputs = [(t.shape, t.dtype) for t in inputs]
+        self.inputs = [(t.shape, t.dtype, t.device) for t in inputs]
         return known[len(inputs) :]
 
     def output(self, tensors: Sequence[Tensor], results: Maybe) -> Any:
@@ -176,11 +187,17 @@ class Call:
         return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.refusal)
 
     def _backward(self, flat: Maybe, cotangents: Maybe, asked: tuple[bool, ...]) -> list[Tensor | None]:
-        items: Any = self._items(cotangents, [None] * len(self.record[1]))
+        # A class may write into its gradient, which is the user's, or one number that is expanded.
+        own = [g if g is None else g.clone() for g in cotangents]
+        items: Any = self._items(own, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
         ctx = self._context(flat, "to_save")
         ctx.needs_input_grad = asked
-        with self._code(), constants():
+        known = [
+            *[a for a, needed in zip(self.args, asked, strict=True) if needed],
+            *[len(self.inputs) + i for i in self.free],
+        ]
+        with self._code(), Rule([flat[i] for i in known], own):
             grads = self.rule(ctx, *items)
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
@@ -188,16 +205,36 @@ class Call:
         result: list[Tensor | None] = [None] * len(self.inputs)
         for slot, needed, g in zip(self.args, asked, grads, strict=False):
             if needed and g is not None:
-                shape, dtype = self.inputs[slot]
-                result[slot] = (g if g.shape == shape else g.sum_to_size(shape)).to(dtype)
+                shape, dtype, _ = self.inputs[slot]
+                result[slot] = self._like(g, shape).to(dtype)
         return result
 
-    def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
+    def _like(self, gradient: Tensor, shape: torch.Size) -> Tensor:
+        if gradient.shape == shape:
+            return gradient
+        try:
+            return gradient.sum_to_size(shape)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self.name}.backward returned a gradient of shape {tuple(gradient.shape)} for an input of shape {tuple(shape)}."
+            ) from error
+
+    def jvp(self, flat: Maybe, tangents: Maybe) -> Sequence[Tensor | None]:
         """A tangent or None for each output, by the ``jvp`` that the class declares."""
-        given = [tangents[a] if isinstance(a, Slot) else None for a in self.args]
+        n = len(flat)
+        return run_or_descend(self, lambda *all: self._jvp(all[:n], all[n:]), (*flat, *tangents))
+
+    def _jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
+        given = [self._tangent(tangents, a) if isinstance(a, Slot) else None for a in self.args]
         with self._code():
             pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
         return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
+
+    def _tangent(self, tangents: Maybe, i: int) -> Tensor | None:
+        """The tangent of an input: as in torch, zeros where it has none, unless the class has declined them."""
+        (shape, dtype, device), t = self.inputs[i], tangents[i]
+        is_needed = t is None and self.materialize and (dtype.is_floating_point or dtype.is_complex)
+        return torch.zeros(shape, dtype=dtype, device=device) if is_needed else t
 
     @contextlib.contextmanager
     def _code(self) -> Iterator[None]:

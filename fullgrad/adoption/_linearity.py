@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import has_data, is_tracing, pytree, transforms_active, vjp, without_modes
+from fullgrad._dispatch import (
+    has_data,
+    in_legacy_vmap,
+    is_tracing,
+    outside_legacy_vmap,
+    pytree,
+    transforms_active,
+    unwrap_legacy_batched,
+    vjp,
+    without_modes,
+)
 from fullgrad._engine.linearity import GENERIC, is_linear, wider
 from fullgrad._engine.random_states import same_draws
 from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
@@ -31,6 +41,8 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
     """The tangents of the outputs, by the class's ``jvp``, the transpose of its backward, or the identity."""
     if call.has_jvp:
         return call.jvp(flat, tangents)
+    if not call.free:  # results that have no derivative
+        return [None] * call.count
     if call.refusal:
         raise Refused(call.refusal)
     found = call.verdict or _verdicts.get(call.cls, {}).get(_key(call))
@@ -57,8 +69,11 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
         return
     if len(verdicts) >= _MOST:
         del verdicts[next(iter(verdicts))]
-    with without_modes() if traced else contextlib.nullcontext(), same_draws(), torch.no_grad():
+    # No legacy vmap, as that of `torch.autograd.functional.jacobian`, in which numbers cannot be drawn.
+    plain = outside_legacy_vmap() if in_legacy_vmap() else contextlib.nullcontext()
+    with without_modes() if traced else contextlib.nullcontext(), plain, same_draws(), torch.no_grad():
         try:
+            tensors, outs = [_samples(ts) for ts in (tensors, outs)]
             tensors = [_random_like(t) for t in tensors] if traced else tensors
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
@@ -88,6 +103,14 @@ def _key(call: Any) -> Any:
     """The key of a verdict: needed inputs, constants by value, and other objects by kind, so that none is kept alive."""
     constants = [c for c in pytree.tree_leaves(call.args) if not isinstance(c, (Slot, Tensor))]
     return tuple(call.needed), *((type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in constants)
+
+
+def _samples(tensors: Any) -> Any:
+    """The tensors, of the first sample of torch's legacy vmap."""
+    if tensors is None:
+        return None
+    pairs = [(t, 0) if t is None else unwrap_legacy_batched(t, 0) for t in tensors]
+    return [t[(0,) * count] if count else t for t, count in pairs]
 
 
 def _generic(zeros: Any) -> Tensor:

@@ -34,7 +34,8 @@ class Adopted(Function):
     """The results of a call: its outputs, and the other tensors it keeps, which are constants, as in eager double backward.
 
     A call is a `Call` of a class, a `Batched` or a `Plain`. Its ``forward`` runs once, below all transforms. Its ``backward`` and
-    ``jvp`` run at each level that is differentiated, on the tensors of that level: inputs, and then all results.
+    ``jvp`` run at each level that is differentiated, on the tensors of that level: inputs, and then all results. `applied` calls
+    it under the name of the class, which nodes, profiles and errors show.
     """
 
     runs_code = True
@@ -51,7 +52,9 @@ class Adopted(Function):
         ctx.zeros = [o if o is None else functools.partial(torch.zeros, o.shape, dtype=o.dtype, device=o.device) for o in output]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[o for i, o in enumerate(output) if o is not None and i not in call.free])
-        kept = [t if i in call.used else None for i, t in enumerate([*tensors, *output])]
+        # A strict call has to see whether a kept intermediate depends on inputs, which the class may not keep.
+        used = call.used.union(range(len(tensors))) if call.used.intersection(call.lost) else call.used
+        kept = [t if i in used else None for i, t in enumerate([*tensors, *output])]
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
@@ -67,8 +70,18 @@ class Adopted(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Any, *tensors: Tensor | None) -> tuple[Any, Any]:
-        outs = Adopted.apply(Batched(call, in_dims[1:], info, len(_dispatch.active_transforms()) + 1), *tensors)
+        outs = applied(Batched(call, in_dims[1:], info, len(_dispatch.active_transforms()) + 1), *tensors)
         return outs, tuple(None if o is None else 0 for o in outs)
+
+
+def applied(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The results of a call."""
+    return _named(call.name).apply(call, *tensors)
+
+
+@functools.cache
+def _named(name: str) -> Any:
+    return type(name, (Adopted,), {"__module__": __name__, "__qualname__": f"<locals>.{name}"})
 
 
 def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
@@ -81,7 +94,7 @@ def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
     ]
     try:
         with torch.enable_grad() if strict else contextlib.nullcontext():
-            outs = _recordable(call.forward)(*leaves)
+            outs = _recordable(call, call.forward)(*leaves)
     except RuntimeError as error:
         if any(sign in str(error) for sign in _ESCAPED):
             raise Refused(NO_ARGUMENT.format(call.name)) from error
@@ -97,24 +110,33 @@ def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
 def _vjp(ctx: Any, cotangents: Maybe) -> Sequence[Tensor | None]:
     given = materialized(ctx.call, map(_dispatch.writable, cotangents[: ctx.call.count]), ctx.zeros)
     backward = functools.partial(ctx.call.backward, needs=ctx.needs_input_grad[1:])
-    return _recordable(backward)(_guarded(ctx), given)
+    return _recordable(ctx.call, backward)(_guarded(ctx), given)
 
 
 def _jvp(ctx: Any, tangents: Maybe) -> tuple[Tensor | None, ...]:
     call, flat = ctx.call, _guarded(ctx)
     push = lambda *all: tangents_by(call, all[: len(flat)], all[len(flat) :], ctx.zeros)  # noqa: E731
     # In a composite operator of torch.library no transform can be entered.
-    push = functools.partial(Adopted.apply, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(push)
+    push = functools.partial(applied, Plain(push, call)) if _dispatch.transforms_are_hidden() else _recordable(call, push)
     with scope(call.options):
         result = push(*flat, *map(_dispatch.writable, tangents))
-    return *result, *[None] * (ctx.results - len(result))
+    # A class may leave out the tangent of an output.
+    own = [z() if t is None and i in call.free else t for i, (t, z) in enumerate(zip(result, ctx.zeros, strict=False))]
+    return *own, *[None] * (ctx.results - len(own))
 
 
-def _recordable(function: Callable[..., Any]) -> Callable[..., Any]:
+def _recordable(call: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without in-place operations, if a tracer records them: `torch.func.linearize` would repeat them on its
     constants at every call.
     """
-    return torch.func.functionalize(function) if _dispatch.records_in_place() else function
+    if not _dispatch.records_in_place():
+        return function
+
+    def without_memory(*args: Any) -> Any:
+        with _tensors.WithoutMemory(call.name):
+            return function(*args)
+
+    return torch.func.functionalize(without_memory)
 
 
 def _guarded(ctx: Any) -> list[Tensor | None]:
@@ -122,7 +144,7 @@ def _guarded(ctx: Any) -> list[Tensor | None]:
     flat, call = list(ctx.saved_tensors), ctx.call
     inputs = [t for t in flat[: len(flat) - ctx.results] if may_differ(t)]
     for i in call.used.intersection(call.lost):
-        (flat[i],) = Adopted.apply(Plain(lambda saved, *_: [saved], call, _CONSTANT.format(call.name)), flat[i], *inputs)
+        (flat[i],) = applied(Plain(lambda saved, *_: [saved], call, _CONSTANT.format(call.name)), flat[i], *inputs)
     return flat
 
 
@@ -170,7 +192,7 @@ class Batched:
             given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
             with same_draws() if again else contextlib.nullcontext():
                 samples.append(self.inner.forward(*given))
-            records.append((self.record, [t if t is None else t.shape for t in samples[-1]]))
+            records.append(_tensors.comparable((self.record, [t if t is None else t.shape for t in samples[-1]])))
         if before and not all(map(torch.equal, before, random_states())):
             raise RuntimeError(f"vmap: {self.name} draws random numbers, which needs a randomness other than 'error'.")
         if any(record != records[0] for record in records):
@@ -269,7 +291,7 @@ class Plain:
             given = dict(zip(where, grads, strict=True))
             return [given.get(i) for i in range(n)]
 
-        return Adopted.apply(Plain(pull, self), *flat[:n], *cotangents)
+        return applied(Plain(pull, self), *flat[:n], *cotangents)
 
 
 def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, refusal: str = "") -> Sequence[Tensor | None]:
@@ -280,4 +302,4 @@ def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, refusal
         except Exception as error:
             if isinstance(error, Refused) or not _dispatch.active_transforms():
                 raise
-    return Adopted.apply(Plain(function, call, refusal), *args)
+    return applied(Plain(function, call, refusal), *args)

@@ -2,11 +2,11 @@
 
 import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fullgrad._dispatch import intercept, intercept_checkpoints
+from fullgrad._dispatch import defined_operator, intercept, intercept_checkpoints, intercept_operators
 
 
 class Options(NamedTuple):
@@ -44,14 +44,25 @@ def _of_here() -> list[tuple[tuple[str, ...], tuple[str, ...], Options]]:
 
 def options_for(cls: type, in_transform: bool) -> Options | None:
     """The options of the innermost scope that adopts a class, or None. Outside of transforms only strict scopes adopt."""
+    options = _options_for([f"{cls.__module__}.{cls.__qualname__}"])
+    return options if options is not None and (in_transform or options.strict) else None
 
+
+def options_of_operator(op: Any) -> Options | None:
+    """The options of the innermost scope that adopts an operator of torch.library: by its name, or that of its function."""
+    overload = op if hasattr(op, "_schema") else getattr(op, op.overloads()[0])
+    name, defined = overload._schema.name.replace("::", "."), defined_operator(overload)
+    return _options_for([name] if defined is None else [name, f"{defined.__module__}.{defined.__qualname__}"])
+
+
+def _options_for(own: Sequence[str]) -> Options | None:
     def inside(names: tuple[str, ...]) -> bool:
-        return any(f"{cls.__module__}.{cls.__qualname__}.".startswith(f"{name}.") for name in names)
+        return any(f"{one}.".startswith(f"{name}.") for one in own for name in names)
 
     for packages, exclude, options in reversed(_of_here()):
         if (not packages or inside(packages)) and not inside(exclude):
             # Never torch's own Functions (checkpoint, FSDP, DDP, compiled code): they are made for the level that they run at.
-            return options if (in_transform or options.strict) and not inside(("torch", "fullgrad")) else None
+            return options if not inside(("torch", "fullgrad")) else None
     return None
 
 
@@ -66,6 +77,7 @@ def _intercept() -> None:
     while scopes != (scopes := list(_open)):
         options = [options for *_, options in list(_open.values())]
         intercept(bool(options), any(o.strict for o in options))
+        intercept_operators("adopting", bool(options))
         intercept_checkpoints(any(o.checkpoint for o in options))
 
 

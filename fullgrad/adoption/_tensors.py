@@ -1,6 +1,5 @@
 """Helpers for tensors and structures of tensors."""
 
-import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -11,8 +10,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fullgrad._dispatch import (
+    are_differentiated,
     clone_if_view,
-    forward_mode_is_on,
+    current_level,
     get_unwrapped,
     is_alias_of,
     is_batched,
@@ -21,11 +21,13 @@ from fullgrad._dispatch import (
     is_wrapped,
     pytree,
     set_forward_mode,
-    transforms_active,
 )
 
 Maybe = Sequence[Tensor | None]
+_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _DATA: Any = Tensor.data.__get__  # as a mode sees it  # pyright: ignore
+_REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # pyright: ignore
+_MEMORY = (Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
 _READS = ("__get__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex")
 NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
 
@@ -50,19 +52,28 @@ class Unusable(TorchFunctionMode):
         return result
 
 
-class Constants(TorchFunctionMode):
-    """Makes the constants of a backward constant to every transform: forward mode ignores ``no_grad``, and ``.data`` ends only
-    one level and raises inside a vmap. If grad mode is off from the start, constants cannot be recognized.
+class Rule(TorchFunctionMode):
+    """A context for the code of a backward, in which its tensors are as in eager autograd.
+
+    Its constants are constant to every transform: forward mode ignores ``no_grad``, and ``.data`` ends only one level and raises
+    inside a vmap. If grad mode is off from the start, constants cannot be recognized. ``requires_grad`` is true of the known
+    tensors, inputs that need a gradient and outputs, and of cotangents that are differentiated at any level: a tensor of a level
+    that has ended, or that is batched, says that it is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Maybe, cotangents: Maybe) -> None:
         super().__init__()
-        self.records = torch.is_grad_enabled()
+        self.records, self.level = torch.is_grad_enabled(), current_level()
+        self.differentiated = [t for t in known if t is not None]
+        given = [t for t in cotangents if t is not None]
+        self.differentiated += [t for t, is_one in zip(given, are_differentiated(given), strict=True) if is_one]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function == _DATA:
             return args[0].detach()
+        if function == _REQUIRES_GRAD and current_level() == self.level:  # not in a transform of the backward's own
+            return any(args[0] is t for t in self.differentiated) or _without_batch(args[0]).requires_grad
         if not self.records or torch.is_grad_enabled() or not is_forward_mode():
             return function(*args, **kwargs)
         set_forward_mode(False)
@@ -72,9 +83,29 @@ class Constants(TorchFunctionMode):
             set_forward_mode(True)
 
 
-def constants() -> Any:
-    """A context for the code of a backward."""
-    return Constants() if transforms_active() or forward_mode_is_on() or is_tracing() else contextlib.nullcontext()
+def _without_batch(tensor: Tensor) -> Tensor:
+    """The tensor inside batches, which say nothing about its gradient."""
+    while is_batched(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Refuses to hand the memory of a tensor to numpy: in `torch.func.functionalize` it has none, and whoever reads it ends the
+    process.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _MEMORY:
+            raise Refused(
+                f"{self.name} hands a tensor to numpy, in code that a tracer records and that has no numbers. Call it outside of "
+                "torch.compile and torch.func.linearize, or give the class a reference: adopt(cls, reference=...)."
+            )
+        return function(*args, **kwargs or {})
 
 
 class Slot(int):
@@ -83,6 +114,30 @@ class Slot(int):
 
 class NumberSlot(Slot):
     """A placeholder for a number, kept as a tensor."""
+
+
+class ArraySlot(Slot):
+    """A placeholder for an array or a number of numpy, kept as a tensor."""
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array or a number of numpy."""
+    return type(value).__module__ == "numpy" and hasattr(value, "dtype")
+
+
+def number_as_tensor(value: Any) -> Tensor | None:
+    """A number or an array as a tensor of its own memory; None for all else."""
+    if type(value) in _EXACT:
+        return torch.tensor(value, dtype=_EXACT[type(value)])
+    try:
+        return torch.as_tensor(value).clone() if is_array(value) else None
+    except TypeError:  # an array of objects, or of a dtype that torch lacks
+        return None
+
+
+def comparable(tree: Any) -> Any:
+    """A structure that `==` compares, though there are arrays in it."""
+    return replaced(tree, lambda leaf: (str(leaf.dtype), leaf.shape, leaf.tobytes()) if is_array(leaf) else leaf)
 
 
 def may_differ(tensor: Tensor | None) -> bool:
@@ -129,7 +184,8 @@ def filled(tree: Any, tensors: Maybe) -> Any:
     def fill(leaf: Any) -> Any:
         if not isinstance(leaf, Slot):
             return leaf
-        return tensors[leaf].item() if isinstance(leaf, NumberSlot) else tensors[leaf]  # pyright: ignore
+        t: Any = tensors[leaf]
+        return t.item() if isinstance(leaf, NumberSlot) else t.numpy()[()] if isinstance(leaf, ArraySlot) else t
 
     return replaced(tree, fill)
 

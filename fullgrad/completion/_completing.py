@@ -21,6 +21,7 @@ from fullgrad._dispatch import (
     forward_mode_is_on,
     has_tangent,
     innermost,
+    intercept_operators,
     is_forward_mode,
     make_dual,
     set_forward_mode,
@@ -155,6 +156,7 @@ def _change() -> None:
             else:
                 _state.graph_cache = set_graph_cache(False)
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
+            intercept_operators("completing", _state.is_inside)
             compile_again()
         finally:
             _state.is_changing = False

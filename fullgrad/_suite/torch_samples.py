@@ -372,7 +372,9 @@ def _fake_quantization() -> None:
     x = _numbers(2, 3)
 
     def soft(x: Tensor, scale: Any, zero: Any, low: int, high: int) -> Tensor:
-        return (torch.clamp(x / scale + zero, low, high) - zero) * scale
+        code = x / scale + zero
+        is_inside = (code.round() >= low) & (code.round() <= high)  # half a step more than the range, as in torch
+        return (torch.where(is_inside, code, code.clamp(low, high)) - zero) * scale
 
     _own(
         "fake_quantize_per_tensor_affine",

@@ -18,6 +18,16 @@ def _number(x: Tensor) -> bool | int | float | complex:
     )
 
 
+@completes("equal", NO_VMAP, batched=True)
+def _equal(x: Tensor, y: Tensor) -> bool:
+    return bool(_number((x == y).all()))
+
+
+@completes("allclose", NO_VMAP, batched=True)
+def _allclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    return bool(_number(torch.isclose(x, y, rtol, atol, equal_nan).all()))
+
+
 @completes("is_nonzero", NO_VMAP, batched=True)
 def _condition(x: Tensor) -> bool:
     return bool(_number(x != 0))

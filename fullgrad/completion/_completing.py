@@ -276,7 +276,7 @@ def _installed() -> torch.library.Library:
         for op, kernel in WITH_NUMBERS.items():
             enter(op, ZEROS, kernel)
         for name, op in _replaced().items():
-            enter(op, _FRONT, _kernel_of_replaced(torch_kernel(op, _FRONT), REPLACED[name]))
+            enter(op, _FRONT, _kernel_of_replaced(op, torch_kernel(op, _FRONT), REPLACED[name]))
     forget_kernels(_all_operators())
     return library
 
@@ -328,10 +328,20 @@ def _kernel_in_front(original: Callable[..., Any], lean: Callable[..., Any]) -> 
     return kernel
 
 
-def _kernel_of_replaced(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_number(number: Any, dtype: torch.dtype) -> Tensor:
+    """A number that torch hands over as one, though its kernel takes a tensor: with the precision that torch computes with."""
+    kinds = torch.result_type(torch.empty(1, dtype=dtype), number)
+    return torch.tensor(number, dtype=torch.float32 if dtype in (torch.float16, torch.bfloat16) else kinds)
+
+
+def _kernel_of_replaced(op: Any, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         found = NotImplemented if _is_outside() else function(*args, **kwargs)
-        return original(keys, *args, **kwargs) if found is NotImplemented else found
+        if found is not NotImplemented:
+            return found
+        if op is torch.ops.aten.add_.Tensor and not isinstance(args[1], Tensor):
+            args = args[0], _of_number(args[1], args[0].dtype)
+        return original(keys, *args, **kwargs)
 
     return kernel
 
@@ -525,7 +535,7 @@ class _Given(torch.autograd.Function):
     def forward(ctx: Any, original: Any, formula: Any, spec: list[Any], *tensors: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         values, found = flattened(original(tensors))
         spec.append(found)
-        ctx.formula = formula
+        ctx.formula, ctx.found = formula, [isinstance(v, Tensor) for v in values]
         ctx.save_for_backward(*tensors)
         return tuple(values)
 
@@ -533,7 +543,8 @@ class _Given(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors, of_tensors = ctx.saved_tensors, ctx.formula
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed])
-        differ = [i for i, g in enumerate(cotangents) if g is not None and (g.is_floating_point() or g.is_complex())]
+        pairs = enumerate(zip(cotangents, ctx.found, strict=True))
+        differ = [i for i, (g, found) in pairs if found and g is not None and (g.is_floating_point() or g.is_complex())]
 
         def formula(*tensors: Tensor) -> tuple[Tensor, ...]:
             found = of_tensors(tensors)

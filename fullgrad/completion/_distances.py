@@ -19,7 +19,7 @@ def _norm(d: Tensor, p: float) -> Tensor:
     """The norm of vectors, whose derivative at 0 is 0."""
     size = d.abs()
     if p == 0:
-        return (d != 0).sum(-1).to(d.dtype)
+        return torch.where(d.isnan(), d.detach(), (d != 0).to(d.dtype)).sum(-1)
     if p == 1:
         return size.sum(-1)
     if p == math.inf:

@@ -81,12 +81,27 @@ def _prod_of_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dty
     return y.unsqueeze(dim) if keepdim else y
 
 
+def _exponents_with_zeros(x: Tensor) -> Tensor:
+    """The exponents, those of zeros such that the products that follow are near no power that over- or underflows."""
+    exponent, zeros = exponents(x), x.detach() == 0
+    if not x.shape[-1]:
+        return exponent
+    backwards = torch.where(zeros, 0, exponent).cumsum(-1).flip(-1)
+    middle = (backwards.cummax(-1).values + backwards.cummin(-1).values).flip(-1).div(2, rounding_mode="floor")
+    last = torch.where(zeros, torch.arange(1, x.shape[-1] + 1, device=x.device), 0).cummax(-1).values  # the zero before, from 1
+    taken = torch.cat([torch.zeros_like(middle[..., :1]), middle], -1).gather(-1, last)
+    before = torch.cat([torch.zeros_like(taken[..., :1]), taken[..., :-1]], -1)
+    return torch.where(zeros, before - taken, exponent)
+
+
 @completes("cumprod", _WRONG_AT_0, issue=196701)
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if _is_left_out(x, dtype) or not x.ndim:
         return NotImplemented
     own = x.to(dtype or x.dtype)
-    (y, exponent), far, step = _normalized(accumulated(own).movedim(dim, -1)), 1, 0
+    y, far, step = accumulated(own).movedim(dim, -1), 1, 0
+    exponent = _exponents_with_zeros(y)
+    y = times_power(y, -exponent)
     while far < y.shape[-1]:
         y = torch.cat([y[..., :far], y[..., far:] * y[..., :-far]], -1)
         exponent = torch.cat([exponent[..., :far], exponent[..., far:] + exponent[..., :-far]], -1)

@@ -19,12 +19,14 @@ from fullgrad.completion._registry import (
 )
 
 
-def _extreme(x: Tensor, dim: int, function: Any) -> Tensor:
-    """The largest or smallest numbers. Equal ones share the slope, and so do those that are no numbers, as in torch."""
-    value = function(x.detach(), dim)
+def _extreme(x: Tensor, chosen: Tensor, initial: Tensor, dim: int, function: Any) -> Tensor:
+    """The largest or smallest of the chosen numbers and an initial one. Equal ones share the slope, and so do those that are no numbers:
+    in torch the initial one has no part of it.
+    """
+    value = function(torch.cat([x.detach(), initial], dim), dim)
     whole = value.unsqueeze(dim)
-    is_one = (x == whole) | (x.isnan() & whole.isnan())
-    return valued(torch.where(is_one, x / is_one.sum(dim, keepdim=True), 0).sum(dim), value)
+    is_one = chosen & ((x == whole) | (x.isnan() & whole.isnan()))
+    return valued(torch.where(is_one, x / is_one.sum(dim, keepdim=True).clamp(min=1), 0).sum(dim), value)
 
 
 def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
@@ -111,9 +113,10 @@ def _segment_reduce(
     neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -torch.inf, "min": torch.inf}[reduce]
     parts = torch.where(chosen, x.unsqueeze(axis), neutral)
     first = torch.full_like(parts.narrow(axis + 1, 0, 1) if x.shape[axis] else parts.sum(axis + 1, keepdim=True), neutral)
-    parts = torch.cat([parts, first if initial is None else torch.full_like(first, initial)], axis + 1)
+    first = first if initial is None else torch.full_like(first, initial)
     if reduce in ("max", "min"):
-        return _extreme(parts, axis + 1, torch.amax if reduce == "max" else torch.amin)
+        return _extreme(parts, chosen, first, axis + 1, torch.amax if reduce == "max" else torch.amin)
+    parts = torch.cat([parts, first], axis + 1)
     if reduce == "prod":
         return torch.prod(parts, axis + 1)
     total, count = parts.sum(axis + 1), chosen.sum(axis + 1)
@@ -129,11 +132,16 @@ def _unit(size: Tensor, dims: Any) -> Tensor:
     return torch.where((most > 0) & most.isfinite(), most, 1)
 
 
+_EXACT = (0, 1, math.inf, -math.inf)
+
+
 @completes("linalg_vector_norm", NO_THIRD)
 def _vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """The norm, whose derivative by zeros is 0, as in torch."""
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
-    if p in (0, 1, math.inf, -math.inf) or not x.numel() or not x.ndim:
+    if not x.ndim:
+        return _vector_norm(x.reshape(1), p, 0, dtype=dtype).reshape(()) if p not in _EXACT else NotImplemented
+    if p in _EXACT or not x.numel():
         return NotImplemented  # torch's are right
     own = accumulated(x if dtype is None else x.to(dtype))
     unit = _unit(own.abs(), dims)
@@ -199,13 +207,22 @@ def _std_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, ke
     return std if std is NotImplemented else (std, x.mean(dim, keepdim=keepdim))
 
 
+def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    """Some logarithm of the sum: its imaginary part, which may be off by a turn, has the same derivatives."""
+    is_first = a.real >= b.real
+    high, low = torch.where(is_first, a, b), torch.where(is_first, b, a)
+    is_0 = high.real == -math.inf
+    return high + torch.log1p(torch.exp(torch.where(is_0, 0, low - high)))
+
+
 @completes("logcumsumexp", NAN_THIRD)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
-    if x.is_complex() or not x.ndim:
+    if not x.ndim:
         return NotImplemented
+    of_two = _complex_logaddexp if x.is_complex() else torch.logaddexp
     y, far = accumulated(x).movedim(dim, -1), 1
     while far < y.shape[-1]:
-        y, far = torch.cat([y[..., :far], torch.logaddexp(y[..., far:], y[..., :-far])], -1), 2 * far
+        y, far = torch.cat([y[..., :far], of_two(y[..., far:], y[..., :-far])], -1), 2 * far
     return y.movedim(-1, dim).to(x.dtype)
 
 

@@ -112,7 +112,11 @@ def valued(y: Tensor, value: Tensor) -> Tensor:
     The copy saves nothing for a derivative, and what is written below a detached tensor is seen by no transform.
     """
     y = y.to(value.dtype, copy=True)
-    y.detach().copy_(value)
+    try:
+        y.detach().copy_(value)
+    except RuntimeError:  # vmap: the number is that of all samples, of which torch's kernel has one each
+        y = y + torch.zeros_like(value)
+        y.detach().copy_(value)
     return y
 
 

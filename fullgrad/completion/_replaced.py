@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad._dispatch import active_transforms
+from fullgrad._dispatch import active_transforms, below_transforms, innermost, is_wrapped
 from fullgrad.completion._registry import replaces
 
 _IN_PLACE = ("asinh", "acosh", "atanh")  # of which torch has no derivative in place
@@ -49,6 +49,70 @@ def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
     return False
 
 
+@replaces("column_stack")
+def _column_stack(tensors: Any) -> Tensor:
+    return torch.hstack([v.reshape(-1, 1) if v.ndim < 2 else v for v in tensors])
+
+
+@replaces("_batch_norm_with_update")
+def _batch_norm_with_update(x: Tensor, *args: Any) -> Any:
+    *options, momentum, eps = args
+    found = torch.ops.aten._native_batch_norm_legit(x, *options, True, momentum, eps)
+    return *found, torch.empty(0, dtype=torch.uint8, device=x.device)
+
+
+@replaces("masked_select")
+def _masked_select(x: Tensor, mask: Tensor) -> Any:
+    """torch's gradient of a tensor that the mask is to broadcast does not take a batch."""
+    if x.shape == mask.shape or mask.dtype != torch.bool:
+        return NotImplemented
+    return torch.masked_select(*torch.broadcast_tensors(x, mask))
+
+
+@replaces("cosine_embedding_loss")
+def _cosine_embedding_loss(x: Tensor, other: Tensor, target: Tensor, margin: float = 0.0, reduction: int = 1) -> Any:
+    """torch's steps, none of them in place: what it writes to is saved for a derivative of the tangent."""
+    if not x.is_floating_point() or x.dtype != other.dtype or x.ndim not in (1, 2) or target.ndim != x.ndim - 1:
+        return NotImplemented  # torch has the words
+    x, other = torch.broadcast_tensors(x, other)
+    total = (x * other).sum(-1)
+    sizes = [(v * v).sum(-1) + 1e-12 for v in (x, other)]
+    cosine = total / (sizes[0] * sizes[1]).sqrt()
+    zero = torch.zeros_like(cosine)
+    y = torch.where(target == 1, 1 - cosine, zero) + torch.where(target == -1, (cosine - margin).clamp_min(0), zero)
+    return (lambda y: y, torch.mean, torch.sum)[reduction](y)
+
+
+@replaces("dot")
+def _dot(x: Tensor, y: Tensor) -> Any:
+    """Of a tangent that is 0, torch's is a symbolic zero, of whose real part it has no view in forward mode."""
+    return (x * y).sum() if x.is_complex() and y.is_complex() and x.shape == y.shape and x.ndim == 1 else NotImplemented
+
+
+@replaces("vdot")
+def _vdot(x: Tensor, y: Tensor) -> Any:
+    return _dot(x.conj(), y)
+
+
 @replaces("fused_moving_avg_obs_fake_quant")
 def _observed(*args: Any) -> Tensor:
     return torch.ops.aten._fused_moving_avg_obs_fq_helper(*args)[0] if "Vmap" in active_transforms() else NotImplemented
+
+
+@replaces("dropout")
+def _dropout(x: Tensor, p: float, train: bool) -> Any:
+    """The mask in the order of the memory, as torch draws it without a transform."""
+    own = innermost(x)
+    if not train or not 0 < p < 1 or "Vmap" in active_transforms() or own.is_contiguous() or own.device.type != "cpu":
+        return NotImplemented
+    return x * below_transforms(lambda: torch.empty_like(own).bernoulli_(1 - p).div_(1 - p))
+
+
+@replaces("add_.Tensor")
+def _counted(x: Tensor, other: Any, *, alpha: Any = 1) -> Any:
+    """Integers that a transform captures, such as the number of batches that a norm has seen, have no derivative to lose."""
+    if x.is_floating_point() or x.is_complex() or is_wrapped(x):
+        return NotImplemented
+    if isinstance(other, Tensor) and (other.is_floating_point() or other.is_complex() or is_wrapped(other)):
+        return NotImplemented
+    return below_transforms(lambda: x.add_(other, alpha=alpha))

@@ -7,7 +7,8 @@
 * `unknown` compares sizes and numbers that depend on data.
 * `inference` has the transforms of torch 2.11 leave inference mode, as later ones do.
 * `overrides` makes the public functions honor ``__torch_function__``, `jagged` makes them take nested tensors.
-* `distributed` runs operators on torch's distributed tensors; it is imported on the first one.
+* `distributed` runs operators on torch's distributed tensors; it is imported on the first one. `split_rows` has the sums of rows
+  that several ranks share.
 * `interception` and `graph_calls` catch the calls of other packages' Functions, in eager and in compiled code.
 * `torch_private` has torch's private names.
 """
@@ -31,6 +32,7 @@ from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.overrides import is_override, make_overridable, overrides_in, unscriptable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
+from fullgrad._dispatch.split_rows import row_largest, row_length, row_sum, row_totals
 from fullgrad._dispatch.state import (
     active_transforms,
     any_distributed,

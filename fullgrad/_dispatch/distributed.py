@@ -20,12 +20,15 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from fullgrad._dispatch import fallback, functorch, torch_private
 from fullgrad._dispatch.rules import Rules, rebuild
-from fullgrad._dispatch.state import active_transforms
+from fullgrad._dispatch.split_rows import Row, on_parts
+from fullgrad._dispatch.state import active_transforms, is_tracing
 
 _dispatch: Any = functorch if torch_private.DISPATCH == "functorch" else fallback
 Placements = tuple[Any, ...]
 # The label of a dimension that inputs and outputs share and that may be split; None for one that must be whole.
 Label = int | None
+# The label of a row of which ranks have parts.
+ROW = -1
 
 
 def run(rules: Rules, args: Sequence[Any]) -> Any:
@@ -42,7 +45,32 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
         and not _is_outside(plan.mesh)
     ):
         apply = _call_on_all(rules.operator, plan.mesh)
+    if ROW in plan.split and not _is_outside(plan.mesh):
+        over = tuple([m for m, label in enumerate(plan.split) if label == ROW])
+        apply = _on_parts(rules.operator, _Same(plan.mesh), over, plan.sizes[ROW]).apply
     return _on_shards(plan, apply, args)
+
+
+@functools.lru_cache(maxsize=64)
+def _on_parts(operator: Any, same: "_Same", over: tuple[int, ...], length: int) -> Any:
+    """The operator whose rules run on parts of rows, which the ranks along the mesh dimensions ``over`` share."""
+    mesh = same.it
+    place, ranks = 0, 1
+    for m in over:
+        place, ranks = place * mesh.size(m) + mesh.get_local_rank(m), ranks * mesh.size(m)
+    sharing = _Sharing(mesh, over)
+    row = Row(lambda x: Total.apply(x, sharing), place, ranks, length)
+
+    def on_part(rule: Any) -> Any:
+        @functools.wraps(rule)
+        def run(*args: Any) -> Any:
+            with on_parts(row):
+                return rule(*args)
+
+        return staticmethod(run)
+
+    rules = {name: on_part(getattr(operator, name)) for name in ("forward", "vjp", "jvp")}
+    return type(operator.__name__, (operator,), {"__module__": operator.__module__, **rules})
 
 
 @functools.lru_cache
@@ -157,8 +185,9 @@ def _labels(rules: Rules, args: Sequence[Any]) -> _Labels:
     # Before the last ones, which are whole, dimensions are counted from the end, as they broadcast.
     core = [min(n, whole if isinstance(whole, int) else whole[i]) for i, n in enumerate(ndims)]
     batch = max([n - c for n, c in zip(ndims, core, strict=True)])
-    labels = tuple([(*range(batch - n + c, batch), *(None,) * c) for n, c in zip(ndims, core, strict=True)])
-    return _Labels(labels, tuple(range(batch)))
+    last: tuple[Label, ...] = (ROW,) if getattr(operator, "splits_rows", False) and not is_tracing() else ()
+    labels = tuple([(*range(batch - n + c, batch), *(last or (None,) * c)) for n, c in zip(ndims, core, strict=True)])
+    return _Labels(tuple([row[:n] for row, n in zip(labels, ndims, strict=True)]), (*range(batch), *last))
 
 
 class _Input(NamedTuple):
@@ -463,6 +492,42 @@ class ToShards(_Conversion):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, layout: Layout) -> tuple[Tensor, int]:
         return ToShards.apply(x.movedim(in_dims[0], 0), layout.batched(info.batch_size)), 0
+
+
+class _Sharing:
+    """The ranks that share a row: the dimensions of a mesh that split it."""
+
+    def __init__(self, mesh: Any, over: tuple[int, ...]) -> None:
+        self.mesh, self.over = mesh, over
+
+
+class Total(_Conversion):
+    """The sum of plain tensors over ranks. The gradient is the sum of the gradients of all ranks, which use it on their parts."""
+
+    constant_types = (_Sharing,)
+
+    @staticmethod
+    def forward(x: Tensor, sharing: _Sharing) -> Tensor:
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        for m in sharing.over:
+            dist.all_reduce(total, group=sharing.mesh.get_group(m))
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.sharing = inputs[1]
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return Total.apply(g, ctx.sharing), None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, _: None) -> Tensor:
+        return Total.apply(t, ctx.sharing)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, sharing: _Sharing) -> tuple[Tensor, int]:
+        return Total.apply(x.movedim(in_dims[0], 0), sharing), 0
 
 
 class ToWhole(_Conversion):

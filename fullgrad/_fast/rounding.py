@@ -15,7 +15,8 @@ from fullgrad.rounding._step_quantize import multiple
 @fast(slope)
 def _slope(x: Tensor) -> Tensor:
     # 0 / 0 is NaN and becomes 1; x / 0 is infinite and becomes 0. Adding 0 x restores NaN for NaN and infinite x.
-    return torch.nan_to_num(x / torch.round(x), nan=1.0, posinf=0.0, neginf=0.0).add_(x, alpha=0)
+    y = torch.round(x)
+    return torch.div(x, y, out=y).nan_to_num_(nan=1.0, posinf=0.0, neginf=0.0).add_(x, alpha=0)
 
 
 @fast(on_grid)

@@ -56,6 +56,8 @@ class RowFunction(Function):
     """A function of rows, or of matrices, whose arguments broadcast: under ``vmap`` a batch is one more dimension in front."""
 
     whole_dims = 1
+    # Whether the rules run on parts of rows, with the sums of `row_sum` and its kin.
+    splits_rows: ClassVar[bool] = False
     out_dims: ClassVar[int | tuple[int, ...]] = 0
     # The positions of what the rules read, among the inputs and, behind them, the outputs.
     saves: ClassVar[Sequence[int]] = ()

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
-from fullgrad._dispatch import holds, number_or_tensor
+from fullgrad._dispatch import holds, number_or_tensor, row_totals
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.projections.simplex import less_largest, project
@@ -123,6 +123,7 @@ class ExponentWeights(RowFunction):
     r"""Weights p of rows with an exponent. The rules, the symmetric map :math:`D_x` and :math:`D_\alpha`, read p alone."""
 
     saves = (1, 2)
+    splits_rows = True
     # The derivative with respect to the rows times t, of (p, alpha, t); and with respect to the exponent, of (p, alpha).
     by_x: ClassVar[Callable[[Tensor, Any, Tensor], Tensor]]
     by_exponent: ClassVar[Callable[[Tensor, Any], Tensor]]
@@ -130,6 +131,7 @@ class ExponentWeights(RowFunction):
     @classmethod
     def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         alpha, p = saved_inputs(ctx)
+        # Where ranks have parts of rows, each has its part of this sum.
         by_alpha = (g * cls.by_exponent(p, alpha)).sum(-1, keepdim=True) if ctx.needs_input_grad[1] else None
         return cls.by_x(p, alpha, g) if ctx.needs_input_grad[0] else None, by_alpha
 
@@ -156,14 +158,16 @@ class Entmax(ExponentWeights):
     @staticmethod
     def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
         w = power_of_weights(p, 2 - alpha)
-        return w * (t - (w * t).sum(-1, keepdim=True) / w.sum(-1, keepdim=True))
+        moved, total = row_totals((w * t).sum(-1, keepdim=True), w.sum(-1, keepdim=True))
+        return w * (t - moved / total)
 
     @staticmethod
     def by_exponent(p: Tensor, alpha: Any) -> Tensor:
         r"""The derivative c at a constant threshold, less the multiple of w that makes the sum 0."""
         log_p, w = log_of_weights(p), power_of_weights(p, 2 - alpha)
         c = p * log_p * log_p * _phi((alpha - 1) * log_p)
-        return c - w / w.sum(-1, keepdim=True) * c.sum(-1, keepdim=True)
+        of_w, of_c = row_totals(w.sum(-1, keepdim=True), c.sum(-1, keepdim=True))
+        return c - w / of_w * of_c
 
 
 def _phi(y: Tensor) -> Tensor:

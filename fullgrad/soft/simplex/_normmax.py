@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import row_sum, row_totals
 from fullgrad.soft.simplex._entmax import ExponentWeights, exponent_in_range, floating_rows, rows_and_exponent
 from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
 from fullgrad.soft.simplex.kernels.threshold import normmax_weights
@@ -66,19 +67,20 @@ class Normmax(ExponentWeights):
     @staticmethod
     def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:
         a = alpha - 1
-        e = t - (p * t).sum(-1, keepdim=True)
+        e = t - row_sum(p * t)
         be = power_of_weights(p, 1 - a) * e
-        return torch.exp(a * torch.log(norm(p, alpha))) / a * (be - p * be.sum(-1, keepdim=True))
+        return torch.exp(a * torch.log(norm(p, alpha))) / a * (be - p * row_sum(be))
 
     @staticmethod
     def by_exponent(p: Tensor, alpha: Any) -> Tensor:
         q, r = p / norm(p, alpha), 1 / (alpha - 1)
-        log_q, total = log_of_weights(q), q.sum(-1, keepdim=True)
-        theta = -(power_of_weights(q, alpha) * log_q).sum(-1, keepdim=True) / (alpha * total)
+        log_q = log_of_weights(q)
+        moved, total = row_totals((power_of_weights(q, alpha) * log_q).sum(-1, keepdim=True), q.sum(-1, keepdim=True))
+        theta = -moved / (alpha * total)
         dq = -r * (q * log_q + power_of_weights(q, 2 - alpha) * theta)
-        return (dq - p * dq.sum(-1, keepdim=True)) / total
+        return (dq - p * row_sum(dq)) / total
 
 
 def norm(p: Tensor, alpha: Tensor | float) -> Tensor:
     r"""The norm :math:`\|p\|_\alpha` of rows."""
-    return torch.exp(torch.log(power_of_weights(p, alpha).sum(-1, keepdim=True)) / alpha)
+    return torch.exp(torch.log(row_sum(power_of_weights(p, alpha))) / alpha)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import can_look, opaque
+from fullgrad._dispatch import can_look, opaque, row_largest, row_totals
 from fullgrad.soft._curves import Softness
 
 # Newton's method gains at least a constant factor per step, and is quadratic in the end. It took at most 20 steps on rows of a
@@ -20,14 +20,14 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
     """
     if v.shape[-1] == 0:
         return v.clone()
-    top = v.amax(-1, keepdim=True)
+    top = row_largest(v)
     shifted = v - top
     theta = torch.full_like(shifted[..., :1], -1.0)
     for _ in range(MOST_STEPS):
         t = (shifted - theta).clamp_(min=0)
         w = None if power == 1 else t if power == 2 else t * t
         slope = (t > 0).sum(-1, keepdim=True).to(t.dtype) if w is None else w.sum(-1, keepdim=True)
-        total = (t if w is None else w.mul(t)).sum(-1, keepdim=True)
+        slope, total = row_totals(slope, (t if w is None else w.mul(t)).sum(-1, keepdim=True))
         # Never backward: only rounding would do that.
         following = torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
         if not (following > theta).any():

@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
-from fullgrad._dispatch import surely
+from fullgrad._dispatch import row_totals, surely
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft.order._numbers import POWERS, RowFunction, power
@@ -88,6 +88,7 @@ class Excess(RowFunction):
     """
 
     saves = (1, 2)
+    splits_rows = True
 
     forward = staticmethod(simplex_excess)
 
@@ -95,13 +96,15 @@ class Excess(RowFunction):
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         power, t = saved_inputs(ctx)
         g, w = g * (t > 0), power_slopes(t, power)
-        return g - w * (g.sum(-1, keepdim=True) / w.sum(-1, keepdim=True)), None
+        of_g, of_w = row_totals(g.sum(-1, keepdim=True), w.sum(-1, keepdim=True))
+        return g - w * (of_g / of_w), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         power, t = saved_inputs(ctx)
         w = power_slopes(t, power)
-        return (tangent - (w * tangent).sum(-1, keepdim=True) / w.sum(-1, keepdim=True)) * (t > 0)
+        moved, of_w = row_totals((w * tangent).sum(-1, keepdim=True), w.sum(-1, keepdim=True))
+        return (tangent - moved / of_w) * (t > 0)
 
 
 def power_slopes(t: Tensor, power: int) -> Tensor:

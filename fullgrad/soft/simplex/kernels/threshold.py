@@ -1,12 +1,12 @@
 """Thresholds of rows: the equations of sparse softmaxes with one exponent per row, and their solver, on plain numbers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import opaque
+from fullgrad._dispatch import opaque, row_largest, row_length, row_sum, row_totals
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS, norm_step
 from fullgrad.soft.simplex._powers import power_of_weights
 
@@ -27,7 +27,7 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     x = x.expand(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
     if x.shape[-1] == 0:
         return x.clone()
-    top, n = x.amax(-1, keepdim=True), x.shape[-1]
+    top, n = row_largest(x), row_length(x)
     shifted = x - top
     a = a.expand(top.shape)
     exponential = a == 0
@@ -40,9 +40,9 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
         p = torch.exp2(torch.where(exponential, z, torch.log1p(bz)) / (b * _LN_2))
         return p, torch.where(exponential, 1, bz + 1).clamp_(min=torch.finfo(bz.dtype).tiny)
 
-    def sums(theta: Tensor) -> tuple[Tensor, Tensor]:
+    def sums(theta: Tensor) -> Sequence[Tensor]:
         p, base = weights(theta)
-        return p.sum(-1, keepdim=True), (p / base).sum(-1, keepdim=True)
+        return row_totals(p.sum(-1, keepdim=True), (p / base).sum(-1, keepdim=True))
 
     # theta - max lies between 0 and its value for equal elements.
     log_n = torch.full_like(a, n).log_()
@@ -53,9 +53,9 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     # the sum 1 goes to the weights by their slopes.
     base, near = b * (shifted - theta) + 1, 8 * torch.finfo(x.dtype).eps
     slope = torch.where(base > -near, base.clamp(min=near).pow(1 / b - 1), 0)
-    share = slope / slope.sum(-1, keepdim=True)
+    share = slope / row_sum(slope)
     for _ in range(2):
-        p = torch.where(a > 1, (p + share * (1 - p.sum(-1, keepdim=True))).clamp(min=0), p)
+        p = torch.where(a > 1, (p + share * (1 - row_sum(p))).clamp(min=0), p)
     return torch.where(top.isfinite(), p, torch.nan)
 
 
@@ -68,7 +68,7 @@ def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
     """`entmax_weights` for a number between 0 and 1, exclusive: the norm is convex, and Newton's method never overshoots."""
     if x.shape[-1] == 0:
         return x.clone()
-    top = x.amax(-1, keepdim=True)
+    top = row_largest(x)
     shifted = (x - top).mul_(a)
     theta = torch.zeros_like(top)  # times a
     eps, tiny = torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
@@ -80,7 +80,7 @@ def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
         if last or i == MOST_STEPS - 1:
             break
         total = p.sum(-1, keepdim=True)
-        slope = p.div_(base.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True)
+        total, slope = row_totals(total, p.div_(base.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True))
         step = (-torch.expm1(-a * torch.log(total))).mul_(total).div_(slope).clamp_(min=0)
         theta = theta + step
         # The error is of the order of the square of the step; a comparison with NaN is false.
@@ -94,23 +94,23 @@ def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
     x = x.expand(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
     if x.shape[-1] == 0:
         return x.clone()
-    top, n = x.amax(-1, keepdim=True), x.shape[-1]
+    top, n = row_largest(x), row_length(x)
     shifted = x - top
     a = a.expand(top.shape)
 
-    def sums(theta: Tensor) -> tuple[Tensor, Tensor]:
+    def sums(theta: Tensor) -> Sequence[Tensor]:
         t = (shifted - theta).clamp(min=0)
         m = 1 / a + 1
-        return power_of_weights(t, m).sum(-1, keepdim=True), m * power_of_weights(t, 1 / a).sum(-1, keepdim=True)
+        return row_totals(power_of_weights(t, m).sum(-1, keepdim=True), m * power_of_weights(t, 1 / a).sum(-1, keepdim=True))
 
     low = torch.full_like(top, -1.0)
     high = -torch.exp(-a / (1 + a) * torch.log(torch.full_like(a, n)))
     theta = solve(low, high, sums, a / (1 + a))
     q = power_of_weights((shifted - theta).clamp(min=0), 1 / a)
-    return torch.where(top.isfinite(), q / q.sum(-1, keepdim=True), torch.nan)
+    return torch.where(top.isfinite(), q / row_sum(q), torch.nan)
 
 
-def solve(low: Tensor, high: Tensor, sums: Callable[[Tensor], tuple[Tensor, Tensor]], exponent: Tensor) -> Tensor:
+def solve(low: Tensor, high: Tensor, sums: Callable[[Tensor], Sequence[Tensor]], exponent: Tensor) -> Tensor:
     """The thresholds at which a sum of powers is 1: Newton's method on its norm, in a bracket.
 
     ``sums`` returns the sum and minus its slope. A row is done when its step is below two units of the last place. Where the

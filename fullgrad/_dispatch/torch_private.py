@@ -655,6 +655,10 @@ class _Stopping(_DispatchMode):
 
     info: Any = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports Dynamo, which takes seconds
+
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame = sys._getframe()
         while frame is not None:
@@ -865,6 +869,7 @@ def dynamo_names() -> Any:
     import torch._dynamo.symbolic_convert
     import torch._dynamo.variables.builder
     import torch._dynamo.variables.misc
+    import torch._dynamo.variables.torch
 
     return SimpleNamespace(
         AttrSource=torch._dynamo.source.AttrSource,
@@ -874,6 +879,7 @@ def dynamo_names() -> Any:
         tracing=torch._dynamo.symbolic_convert.tls,
         AutogradFunctionVariable=torch._dynamo.variables.misc.AutogradFunctionVariable,
         GuardBuilder=torch._dynamo.guards.GuardBuilder,
+        TorchInGraphFunctionVariable=torch._dynamo.variables.torch.TorchInGraphFunctionVariable,
         install_guard=torch._dynamo.guards.install_guard,
         proxy_args_kwargs=torch._dynamo.utils.proxy_args_kwargs,
         reset_code_caches=torch._dynamo.reset_code_caches,

@@ -35,7 +35,7 @@ def case(name: str, op: Any, reference: Any, *inputs: Tensor) -> None:
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def operator(function: Any = None, **options: Any) -> Any:
@@ -618,7 +618,7 @@ for scales in ((), (0.5,)):
 
 # An operator whose backward is opaque: it has a first derivative, and no other.
 LIBRARY.impl("opaque_square", lambda x: x * x, "CPU")
-LIBRARY.impl("opaque_double", lambda x: torch.from_numpy(2 * x.detach().numpy()), "CPU")
+LIBRARY.impl("opaque_double", lambda x: torch.from_numpy(np.asarray(2 * x.detach().numpy())), "CPU")
 for one in ("opaque_square", "opaque_double"):
     torch.library.register_fake(f"{_SPACE}::{one}", lambda x: torch.empty_like(x), lib=LIBRARY)
 torch.library.register_autograd(

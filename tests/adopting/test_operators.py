@@ -80,7 +80,7 @@ TRANSFORMS = {
     "vmap": lambda f, *xs: vmap(f)(*batch(xs)),
     "vmap of the first": lambda f, *xs: vmap(f, (0, *[None] * (len(xs) - 1)))(batch(xs)[0], *xs[1:]),
     "vmap of grad": lambda f, *xs: vmap(grad(total(f), every(xs)))(*batch(xs)),
-    "vmap of jvp": lambda f, *xs: vmap(lambda *a: jvp(f, a, tangents(xs))[1])(*batch(xs)),
+    "vmap of jvp": lambda f, *xs: vmap(functools.partial(lambda ts, *a: jvp(f, a, ts)[1], tangents(xs)))(*batch(xs)),
     "hessian": lambda f, *xs: hessian(total(f), every(xs))(*xs),
     "reverse over reverse": lambda f, *xs: jacrev(jacrev(total(f), every(xs)), every(xs))(*xs),
     "forward over forward": lambda f, *xs: jacfwd(jacfwd(total(f), every(xs)), every(xs))(*xs),

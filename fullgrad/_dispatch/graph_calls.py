@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch.interception import catcher
-from fullgrad._dispatch.torch_private import dynamo_names, mark_for_dynamo, transforms_active
+from fullgrad._dispatch.torch_private import dynamo_names, is_operator, mark_for_dynamo, transforms_active
 
 _TorchFunction: Any = torch.autograd.Function
 _BY_VALUE = (bool, int, float, str, type(None))
@@ -48,6 +48,16 @@ def catch_in_graphs(module: str, *path: str) -> Any:
             how = catcher.how(cls, needed)
             return inline(self, tx, name, args, kwargs) if how is None else _node(names, tx, cls, how, args, kwargs)
 
+        function = names.TorchInGraphFunctionVariable
+        call = function.call_function
+
+        def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_operator(self.value):  # AOTAutograd calls it, where `interception` catches it
+                source = functools.reduce(names.AttrSource, path, tx.import_source(module))
+                names.install_guard(source.make_guard(names.GuardBuilder.EQUALS_MATCH))
+            return call(self, tx, *args, **kwargs)
+
+        function.call_function = call_function
         variable.call_method = call_method
         names.reset_code_caches()  # code that was compiled before is not guarded
 

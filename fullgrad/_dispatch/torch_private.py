@@ -9,19 +9,19 @@
 
 import contextlib
 import functools
-import gc
 import importlib.abc
 import os
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch._functorch.config
 import torch._guards
+import torch._library.autograd
 import torch._library.custom_ops
 import torch._ops
 import torch._subclasses
@@ -533,6 +533,8 @@ def release_guards(error: BaseException) -> None:
 # The mode by which the kit measures the work of a backward, under the path that torch documents.
 TorchDispatchMode = _optional("utils._python_dispatch.TorchDispatchMode", None, "fullgrad.testing does not run")
 
+_DispatchMode: Any = TorchDispatchMode or object
+
 # --- Names of `fullgrad.adopt` ----------------------------------------------------------------------------------------------
 
 _ADOPT = "fullgrad.adopt is not available"
@@ -597,7 +599,7 @@ def registered_autograd(overload: Any) -> Registered:
     full = name if overload._overloadname == "default" else f"{name}.{overload._overloadname}"
     has_kernel = any(_has_kernel(full, key) for key in _AUTOGRAD_KEYS)
     if info is None and has_kernel and not _is_torch(name):
-        info = _info_of(overload)
+        info = _info_of(overload, full)
     if info is not None:
         return Registered(setup_context=info._setup_context_fn, backward=info._backward_fn)
     return Registered(has_kernel=has_kernel, is_composite=not has_kernel and _has_kernel(full, "CompositeImplicitAutograd"))
@@ -621,40 +623,68 @@ def is_custom(overload: Any) -> bool:
     return namespace not in _TORCH and namespace.partition("_")[0] != "fullgrad"
 
 
-_infos: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+_infos: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_dump = _optional("_C._dispatch_dump", lambda name: "", _OPERATORS)
 
 
-def _info_of(overload: Any) -> Any:
-    """What `torch.library.register_autograd` was given for an operator of a `torch.library.Library` or of C++: it is held by the
-    kernel alone, a Python function that torch's dispatcher has, and that garbage collection knows.
+def _info_of(overload: Any, full: str) -> Any:
+    """What `torch.library.register_autograd` was given for an operator of a `torch.library.Library` or of C++.
+
+    The kernel alone has it, in a variable. A kernel that is written in Python is called with tensors without numbers, and
+    stopped where it would call the operator itself: its variables are then on the stack.
     """
-    known = _infos.get(overload)
-    if known is None:
-        for kernel in gc.get_objects():
-            if type(kernel) is FunctionType and kernel.__qualname__ == "make_autograd_impl.<locals>.autograd_impl":
-                cells = _cells_of(kernel)
-                if cells.get("op") is overload and "info" in cells:
-                    known = kernel, cells["info"]
-        known = _infos[overload] = known or (None, None)
-    return known[1]
+    if overload not in _infos:
+        kernels = [line for line in _dump(full).splitlines() if line.startswith("Autograd")]
+        is_python = all(any(sign in line for sign in (".py:", "<string>:", "<stdin>:", "<ipython")) for line in kernels)
+        _infos[overload] = below_transforms(lambda: _found_info(overload)) if is_python else None
+    return _infos[overload]
 
 
-def _cells_of(function: Any) -> dict[str, Any]:
-    """The variables of a function's closure, and of the functions and classes in it."""
-    found: dict[str, Any] = {}
-    waiting = [function]
-    while waiting:
-        one = waiting.pop()
-        parts = [*vars(one).values()] if isinstance(one, type) else []
-        waiting += [
-            v.__func__ if isinstance(v, staticmethod) else v for v in parts if isinstance(v, (staticmethod, FunctionType))
-        ]
-        code = getattr(one, "__code__", None)
-        for name, cell in zip(code.co_freevars if code else (), getattr(one, "__closure__", None) or (), strict=False):
-            if name not in found:
-                found[name] = cell.cell_contents
-                waiting += [cell.cell_contents] if isinstance(cell.cell_contents, (type, FunctionType)) else []
-    return found
+def _found_info(overload: Any) -> Any:
+    if TorchDispatchMode is None:
+        return None
+    arguments = overload._schema.arguments
+    given = [_example(a) for a in arguments if not a.kwarg_only]
+    named = {a.name: _example(a) for a in arguments if a.kwarg_only}
+    mode = _Stopping()
+    with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad(), mode:
+        overload._op(*given, **named)
+    return mode.info
+
+
+class _Stop(Exception):
+    """The end of a call that was made to look at its kernel."""
+
+
+class _Stopping(_DispatchMode):
+    """Stops a call below autograd, and keeps what its kernel has in the variable ``info``."""
+
+    info: Any = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports Dynamo, which takes seconds
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_filename == torch._library.autograd.__file__ and "info" in frame.f_code.co_freevars:
+                self.info = frame.f_locals["info"]
+                raise _Stop
+            frame = frame.f_back
+        raise _Stop
+
+
+def _example(argument: Any) -> Any:
+    """A value for an argument of an operator: a tensor of no element, or what its type has."""
+    kind = str(argument.type)
+    if "Tensor" in kind:
+        tensor = torch.empty(0, requires_grad=True)
+        return [tensor] if kind.startswith("List") else tensor
+    if argument.has_default_value():
+        return argument.default_value
+    values: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False, "str": "", "number": 0}
+    return values.get(kind, [] if kind.startswith("List") else None)
 
 
 # A level that makes the C code of torch 2.15's `apply` dispatch, and that is left before anything runs: see `interception`.
@@ -805,9 +835,6 @@ def _lenient(mode: Any) -> Iterator[None]:
             raise
 
 
-_DispatchMode: Any = TorchDispatchMode or object
-
-
 class _Lifting(_DispatchMode):
     """Lifts tensors with data to constants, as a tracer does with results of `torch.tensor`."""
 
@@ -856,6 +883,7 @@ def dynamo_names() -> Any:
     import torch._dynamo.symbolic_convert
     import torch._dynamo.variables.builder
     import torch._dynamo.variables.misc
+    import torch._dynamo.variables.torch
 
     return SimpleNamespace(
         AttrSource=torch._dynamo.source.AttrSource,
@@ -865,6 +893,7 @@ def dynamo_names() -> Any:
         tracing=torch._dynamo.symbolic_convert.tls,
         AutogradFunctionVariable=torch._dynamo.variables.misc.AutogradFunctionVariable,
         GuardBuilder=torch._dynamo.guards.GuardBuilder,
+        TorchInGraphFunctionVariable=torch._dynamo.variables.torch.TorchInGraphFunctionVariable,
         install_guard=torch._dynamo.guards.install_guard,
         proxy_args_kwargs=torch._dynamo.utils.proxy_args_kwargs,
         reset_code_caches=torch._dynamo.reset_code_caches,

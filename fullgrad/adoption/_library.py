@@ -140,7 +140,9 @@ def call_of_operator(op: Any, args: Sequence[Any], kwargs: dict[str, Any], optio
         if any(are_differentiated(tensors)):
             raise Refused(_MUTABLE.format(overload._schema.name))
         return call_operator(op, args, kwargs)
-    if options is None or registered.has_kernel:
+    # Below transforms, autograd may see torch code inside of an operator that has no derivative.
+    is_open = not registered.backward and not transforms_active()
+    if options is None or registered.has_kernel or is_open:
         return _checked(overload, registered, tensors, call_operator(op, args, kwargs))
     call = OperatorCall(overload, registered, args, kwargs, options)
     given, call.tensors = call.tensors, []

@@ -129,7 +129,7 @@ def _recordable(call: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without in-place operations, if a tracer records them: `torch.func.linearize` would repeat them on its
     constants at every call.
     """
-    if not _dispatch.records_in_place():
+    if not _dispatch.records_in_place() or "Functionalize" in _dispatch.active_transforms():
         return function
 
     def without_memory(*args: Any) -> Any:

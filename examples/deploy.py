@@ -73,7 +73,7 @@ assert reached > full - 0.02
 # The integers of a weight, times its scale, are the weight that the network was trained with, bit for bit.
 
 with torch.no_grad():
-    quantizer, weight = quantized[0].parametrizations.weight[0], quantized[0].parametrizations.weight.original
+    quantizer, weight = quantized[0].weight_quantizer, quantized[0].original_weight
     integers = quantizers.codes(weight, quantizer.effective_scale)
     assert integers.dtype == torch.int8
     assert torch.equal(integers * quantizer.effective_scale, quantized[0].weight)

@@ -1,12 +1,14 @@
 """`quantize_`: values of the formula, and a model that behaves as before."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel
 
 import fullgrad
 from fullgrad import quantizers
@@ -62,7 +64,7 @@ def test_the_methods_of_a_scale(bits):
         layer = nn.Linear(500, 6)
         layer.weight = nn.Parameter(w.clone())
         quantize_(layer, bits, None, method=method)
-        found[method] = layer.parametrizations.weight[0].scale
+        found[method] = layer.weight_quantizer.scale
     torch.testing.assert_close(found["max"], w.abs().amax(1, keepdim=True) / high)
     torch.testing.assert_close(found["mean"], 2 * w.abs().mean(1, keepdim=True) / high**0.5)
 
@@ -87,7 +89,7 @@ def test_scales_learn_with_the_gradient_of_lsq():
     """Without its factor, the one of the number of elements and of the largest code."""
     layer = nn.Linear(16, 4, bias=False)
     quantize_(layer, 3, None, method="mean", learn=True)
-    weight, scale = layer.parametrizations.weight.original, layer.parametrizations.weight[0].scale
+    weight, scale = layer.original_weight, layer.weight_quantizer.scale
     assert isinstance(scale, nn.Parameter)
     g = torch.randn(4, 16)
     found = torch.autograd.grad((layer.weight * g).sum(), (weight, scale))
@@ -110,6 +112,159 @@ def test_functions_make_the_modules():
     assert [v.ndim for v in seen] == [1, 1, 1]
     assert seen[0].max() == torch.stack(data).max()
     assert isinstance(model[5].input_quantizer, fullgrad.nn.Clamp)
+
+
+def test_bits_by_layer_and_what_is_skipped():
+    """Keys are names, names of modules around, patterns or classes; the first that fits counts, and None leaves a layer."""
+
+    def bits(model):
+        return [getattr(m.weight_quantizer, "quant_max", None) if hasattr(m, "weight_quantizer") else "plain" for m in model]
+
+    def made(*args, **how):
+        model = quantize_(nn.Sequential(network()), *args, activations=None, **how)[0]
+        return bits([model[i] for i in (0, 3, 5)])
+
+    assert made({"0.5": 3, nn.Linear: 5, "*": 8}) == [127, 15, 3]
+    assert made({"0.?": 4}) == [7, 7, 7]
+    assert made({"0": 4}) == [7, 7, 7]
+    assert made({nn.Conv2d: 4}) == [7, "plain", "plain"]
+    assert made({"0.0": None, "*": 4}) == ["plain", 7, 7]
+    assert made(4, skip=["0.3"]) == [7, "plain", 7]
+    assert made(4, skip=[nn.Conv2d]) == ["plain", 7, 7]
+    assert made(4, skip=["*.[35]"]) == [7, "plain", "plain"]
+
+
+def test_functions_get_the_name_and_the_layer():
+    """Where they take them, of the weight and of the input."""
+    seen = {}
+
+    def weight(w, name, module):
+        seen["weight", name] = module
+        return nn.Identity()
+
+    def activation(x, *, module, name):
+        seen["input", name] = module
+        return nn.Identity()
+
+    model = network()
+    quantize_(model, weight, {"3": activation}, batches())
+    assert seen == {**{("weight", str(i)): model[i] for i in (0, 3, 5)}, ("input", "3"): model[3]}
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_a_state_is_loaded_without_data(learn):
+    """The scales and the ranges are those of the state, also where the inputs were never negative."""
+    model = quantize_(network(), 4, {"3": 8, "*": 6}, batches(), learn=learn)
+    other = quantize_(network(), 4, {"3": 8, "*": 6}, learn=learn, state=model.state_dict())
+    x = batches()[0] * 2
+    assert torch.equal(other(x), model(x))
+    assert {n: p.requires_grad for n, p in other.named_parameters()} == {n: p.requires_grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: AveragedModel(m).module])
+def test_copies_pickles_and_averages(copied):
+    """Each is a quantized model of its own, with the same outputs, that trains, is averaged and is unquantized."""
+    model, x = quantize_(network(), 4, 4, batches(), learn=True), batches()[0]
+    other = copied(model)
+    assert torch.equal(other(x), model(x))
+    other(x).sum().backward()
+    assert all(p.grad is not None for p in other.parameters())
+    assert not any(p.grad is not None for p in model.parameters())
+    average = AveragedModel(model)
+    average.update_parameters(other)
+    assert torch.equal(average(x), model(x))
+    assert [type(m) for m in unquantize_(other)] == [type(m) for m in network()]
+
+
+def test_the_state_of_a_plain_model_has_the_same_names():
+    """So that a checkpoint of it is loaded into a quantized one, but for the scales."""
+    plain, model = network(), quantize_(network(), 4, 4, batches())
+    assert {*plain.state_dict()} < {*model.state_dict()}
+    assert model.load_state_dict(plain.state_dict(), strict=False).unexpected_keys == []
+    assert model[0].original_weight is dict(model.named_parameters())["0.weight"]
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_no_kernel_of_torch_leaves_the_quantizers_out():
+    """In evaluation, torch's encoder layer calls one kernel of the weights if nothing keeps it from that."""
+    torch.manual_seed(0)
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval(), torch.randn(2, 5, 8)
+    quantize_(layer, None, 2, [x], skip=["*.out_proj"])
+    with torch.no_grad():
+        fast = layer(x)
+    torch.testing.assert_close(fast, layer(x).detach())
+    unquantize_(layer)
+    assert not torch.allclose(fast, layer(x), atol=1e-2)
+
+
+def test_an_error_in_a_quantizer_is_not_lost():
+    """`nn.Module` would return the plain weight for an AttributeError of the property."""
+
+    class Wrong(nn.Module):
+        def forward(self, x):
+            return x if not torch.is_grad_enabled() else x.nothing
+
+    model = quantize_(nn.Linear(2, 2), lambda w: Wrong(), None)
+    with pytest.raises(RuntimeError, match="its `weight_quantizer` raised AttributeError"):
+        model(torch.ones(1, 2))
+
+
+def test_groups_have_scales_of_their_own():
+    """Of so many numbers of an output channel, in the order of memory."""
+    layer = nn.Conv2d(4, 3, 3, bias=False)
+    w = layer.weight.detach().clone()
+    quantize_(layer, 4, None, group_size=9)
+    groups = w.reshape(3, 4, 9)
+    scale = groups.abs().amax(-1, keepdim=True) / 7
+    expected = quantizers.fake_quantize(groups, scale, 0, -8, 7).reshape(w.shape)
+    assert torch.equal(layer.weight, expected)
+    assert quantize_(nn.Linear(8, 2), 4, None, group_size=4, method="mse").weight_quantizer.scale.shape == (2, 2, 1)
+
+
+def test_dynamic_scales_need_no_data():
+    """The largest of each token, or of each sample of a convolution, over the largest code; they count as constant."""
+    linear, conv = nn.Linear(6, 2), nn.Conv2d(2, 3, 3)
+    x, image = torch.randn(4, 5, 6), torch.randn(4, 2, 5, 5)
+    for layer, v, dims in ((linear, x, (-1,)), (conv, image, (-3, -2, -1))):
+        expected = layer(quantizers.fake_quantize(v, v.abs().amax(dims, keepdim=True) / 127, 0, -128, 127))
+        quantize_(layer, None, 8, dynamic=True)
+        assert torch.equal(layer(v), expected)
+        g = torch.autograd.grad(layer(v.requires_grad_()).sum(), v)[0]
+        unquantize_(layer)
+        torch.testing.assert_close(g, torch.autograd.grad(layer(v).sum(), v)[0])
+    assert torch.equal(quantize_(nn.Linear(6, 2), None, 8, dynamic=True)(torch.zeros(3, 6)).isnan().any(), torch.tensor(False))
+
+
+def test_percentiles_leave_outliers_out():
+    """One number in two thousand does not stretch the scale."""
+    x = torch.linspace(-1, 1, 4001)
+    x[7] = 1000.0
+    layer = quantize_(nn.Linear(4001, 1), None, 8, [x.unsqueeze(0)], method="percentile")
+    assert 0.99 / 127 < layer.input_quantizer.scale < 1.0 / 127
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (lambda: nn.Embedding(7, 6), torch.tensor([[1, 2], [3, 0]])),
+        (lambda: nn.EmbeddingBag(7, 6), torch.tensor([[1, 2], [3, 0]])),
+        (lambda: nn.ConvTranspose2d(4, 3, 3), torch.randn(2, 4, 5, 5)),
+        (lambda: nn.ConvTranspose1d(4, 6, 3, groups=2), torch.randn(2, 4, 5)),
+    ],
+    ids=["Embedding", "EmbeddingBag", "ConvTranspose2d", "ConvTranspose1d"],
+)
+def test_other_layers_by_their_class(layer, x):
+    """A row of an embedding and an output channel of a transposed convolution have a scale; indices stay as they are."""
+    plain = layer()
+    dim = 1 if isinstance(plain, (nn.ConvTranspose1d, nn.ConvTranspose2d)) else 0
+    made = quantize_(copy.deepcopy(plain), 4, 8, [x], layers=(type(plain),))
+    w = plain.weight.detach()
+    scale = w.abs().amax([d for d in range(w.ndim) if d != dim]) / 7
+    assert torch.equal(made.weight, quantizers.fake_quantize(w, scale, 0, -8, 7, dim=dim))
+    assert (made.input_quantizer is None) == (not x.is_floating_point())
+    plain.weight = nn.Parameter(made.weight.detach().clone())
+    q = made.input_quantizer or nn.Identity()
+    assert torch.equal(made(x), plain(q(x)))
 
 
 def test_unquantize_restores_the_model():
@@ -194,7 +349,15 @@ def test_modes_and_hooks_are_as_before():
         (lambda m: quantize_(m, 4, 4, [{"y": batches()[0]}]), TypeError, "raised TypeError for a batch of `data` of type dict"),
         (lambda m: quantize_(m, 4, None, skip=["1"]), ValueError, "`skip` must name layers of `model`, got '1'; it has 0, 3, 5"),
         (lambda m: quantize_(m, lambda w: w, None), TypeError, "must return a module, got Parameter for the weight of '0'"),
-        (lambda m: quantize_(m, lambda w: nn.Flatten(0), None), ValueError, "shape"),
+        (lambda m: quantize_(m, lambda w: nn.Flatten(0), None), ValueError, r"must return a weight of shape \(3, 2, 3, 3\)"),
+        (lambda m: quantize_(m, 4, None, skip=[nn.ReLU]), ValueError, "`skip` must name layers of `model`, got <class .*ReLU"),
+        (lambda m: quantize_(m, 4, None, skip=[3]), TypeError, "`skip` must have names, patterns or classes of layers, got 3"),
+        (lambda m: quantize_(m, {"nowhere": 4}, None), ValueError, "`weights` must name layers .*got 'nowhere'; it has 0, 3, 5"),
+        (lambda m: quantize_(m, {"0": 1}, None), ValueError, "`weights` must be from 2 to 16, got 1"),
+        (lambda m: quantize_(m, 4, None, group_size=7), ValueError, "whole groups of `group_size` 7, got the shape"),
+        (lambda m: quantize_(m, 4, None, layers=(nn.LSTM,)), TypeError, "`layers` must be classes of linear layers, .*LSTM"),
+        (lambda m: quantize_(m, 4, 8, state={}), ValueError, "`state` must be that of a model .*lacks '0.input_quantizer.scale'"),
+        (lambda m: quantize_(m, 4, nn.Identity, state={}), TypeError, "has a function, which needs `data` and not `state`"),
         (lambda m: quantize_(quantize_(copy.deepcopy(m), 4, None), 4, None), ValueError, "must not be quantized yet, got '0'"),
     ],
 )
@@ -250,14 +413,6 @@ def test_layers_that_are_not_called_are_skipped():
         quantize_(model, 8, 8, [x])
     quantize_(model, 8, 8, [{"src": x}], skip=["self_attn.out_proj"])
     assert [n for n, m in model.named_modules() if hasattr(m, "input_quantizer")] == ["linear1", "linear2"]
-
-
-def test_weights_that_torch_made_plain_are_quantized_again():
-    """torch's own function bakes the weight in; the model is then one like any other."""
-    model = quantize_(nn.Sequential(nn.Linear(6, 4)), 4, None)
-    parametrize.remove_parametrizations(model[0], "weight")
-    assert unquantize_(quantize_(unquantize_(model), 4, None)) is model
-    assert "parametrizations" not in repr(model)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from fullgrad._dispatch import (
     transforms_active,
 )
 from fullgrad._engine.call import flattened, unflattened
+from fullgrad._engine.rule import CONTEXTS
 from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import (
     BACKWARDS,
@@ -45,11 +46,13 @@ _lock = threading.RLock()  # garbage collection may close a context of this thre
 
 
 class _State:
-    """How many contexts are open, the library of the other kernels, the calls of these since the last context was closed, and
-    whether graphs go to torch's cache on disk outside.
+    """How many contexts are open, and how many of them of users; the library of the other kernels, the calls of these since the
+    last context was closed, and whether graphs go to torch's cache on disk outside.
     """
 
     count = 0
+    of_users = 0
+    compiled_inside = False
     library: torch.library.Library | None = None
     calls_outside = 0
     graph_cache = True
@@ -114,18 +117,42 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         return super().__call__(functools.wraps(function)(lambda *a, **k: checks.returned("completing", function(*a, **k))))
 
     def __enter__(self) -> None:
-        with _lock:
-            _state.count += 1
-            try:
-                _change()
-            except BaseException:
-                _state.count -= 1
-                raise
+        _enter(1)
 
     def __exit__(self, *_: object) -> None:
-        with _lock:
-            _state.count -= 1
+        _leave(1)
+
+
+@contextlib.contextmanager
+def completed() -> Iterator[None]:
+    """`completing` around a call of the package, whose code no compiled code runs: nothing is compiled again."""
+    _enter(0)
+    try:
+        yield
+    finally:
+        _leave(0)
+
+
+CONTEXTS.append((lambda: _state.is_inside, completed))
+
+
+def _enter(of_users: int) -> None:
+    with _lock:
+        _state.count += 1
+        _state.of_users += of_users
+        try:
             _change()
+        except BaseException:
+            _state.count -= 1
+            _state.of_users -= of_users
+            raise
+
+
+def _leave(of_users: int) -> None:
+    with _lock:
+        _state.count -= 1
+        _state.of_users -= of_users
+        _change()
 
 
 def _change() -> None:
@@ -140,9 +167,11 @@ def _change() -> None:
             else:
                 _state.graph_cache = set_graph_cache(False)
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
-            compile_again()
         finally:
             _state.is_changing = False
+    if (_state.of_users > 0) is not _state.compiled_inside:
+        _state.compiled_inside = not _state.compiled_inside
+        compile_again()
 
 
 def _is_outside() -> bool:

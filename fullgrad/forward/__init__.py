@@ -1,0 +1,9 @@
+"""Forward mode: tangents that are constants, diagonals, Laplacians, and derivatives along curves."""
+
+from fullgrad._core.public import make_public
+from fullgrad.forward._diagonals import divergence, ggn_diagonal, hessian_diagonal, jacobian_diagonal
+from fullgrad.forward._jvp import jvp
+
+__all__ = ["divergence", "ggn_diagonal", "hessian_diagonal", "jacobian_diagonal", "jvp"]
+
+make_public(__name__)

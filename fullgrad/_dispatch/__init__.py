@@ -22,7 +22,7 @@ from fullgrad._dispatch.inference import outside_inference_mode, refuse_lost_der
 from fullgrad._dispatch.interception import catcher, intercept, intercept_checkpoints
 from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
-from fullgrad._dispatch.overrides import is_override, make_overridable, overrides_in, unscriptable
+from fullgrad._dispatch.overrides import Moving, is_override, make_overridable, overrides_in, unscriptable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.state import (
     active_transforms,
@@ -48,6 +48,7 @@ from fullgrad._dispatch.state import (
     vmaps_that_draw_differently,
     with_memory,
 )
+from fullgrad._dispatch.state import current as current
 from fullgrad._dispatch.torch_private import (
     DISPATCH,
     LOST,
@@ -99,6 +100,7 @@ from fullgrad._dispatch.torch_private import (
     unpack_dual,
     usual_keys,
     without_modes,
+    wrapper_tensor,
     writable,
 )
 from fullgrad._dispatch.trees import ordered, tree_map_pairs, tree_map_with_path

@@ -19,6 +19,7 @@ from fullgrad._dispatch import (
     forward_mode_is_on,
     has_tangent,
     innermost,
+    is_tracing,
     set_graph_cache,
     torch_kernel,
     transforms_active,
@@ -125,12 +126,35 @@ class completing(contextlib.ContextDecorator):  # a function to its users
 
 @contextlib.contextmanager
 def completed() -> Iterator[None]:
-    """`completing` around a call of the package, whose code no compiled code runs: nothing is compiled again."""
-    _enter(0)
+    """`completing` around a call of the package, whose code no compiled code runs: nothing is compiled again. While torch traces,
+    its dispatcher must not change, so the kernels stand there already.
+    """
+    if not is_tracing():
+        _enter(0)
+        try:
+            yield
+        finally:
+            _leave(0)
+        return
+    install()
+    with _lock:
+        _state.count += 1
+        _state.is_inside = True
     try:
         yield
     finally:
-        _leave(0)
+        with _lock:
+            _state.count -= 1
+            _state.is_inside = _state.count > 0
+
+
+def install() -> None:
+    """Give torch the kernels, which do as torch's own outside of a context."""
+    with _lock:
+        if _state.library is None and not _state.is_changing:
+            if is_tracing():
+                raise NotImplementedError("fullgrad.forward: open fullgrad.completing() around the call of compiled code.")
+            _state.library = _installed()
 
 
 CONTEXTS.append((lambda: _state.is_inside, completed))

@@ -2,8 +2,19 @@
 
 from fullgrad._core.public import make_public
 from fullgrad.forward._diagonals import divergence, ggn_diagonal, hessian_diagonal, jacobian_diagonal
+from fullgrad.forward._jet import jet, taylor
 from fullgrad.forward._jvp import jvp
+from fullgrad.forward._laplacian import laplacian
 
-__all__ = ["divergence", "ggn_diagonal", "hessian_diagonal", "jacobian_diagonal", "jvp"]
+__all__ = [
+    "divergence",
+    "ggn_diagonal",
+    "hessian_diagonal",
+    "jacobian_diagonal",
+    "jet",
+    "jvp",
+    "laplacian",
+    "taylor",
+]
 
 make_public(__name__)

@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+from torch.compiler import is_dynamo_compiling
+
 from fullgrad._dispatch import is_tracing
 from fullgrad.adoption import adopting
 from fullgrad.completion._completing import completed
@@ -10,9 +12,12 @@ from fullgrad.completion._completing import completed
 
 @contextlib.contextmanager
 def right_derivatives() -> Iterator[None]:
-    """A context for calls of the package; under a tracer none may change what is being traced."""
-    if is_tracing():
+    """A context for calls of the package. Where Dynamo reads code, none may change what is being traced."""
+    if is_dynamo_compiling():
         yield
+    elif is_tracing():
+        with completed():
+            yield
     else:
         with completed(), adopting(checkpoint=True):
             yield

@@ -9,8 +9,9 @@ from torch.func import hessian, jacrev, jvp
 
 from fullgrad._core import checks
 from fullgrad._dispatch import pytree
+from fullgrad.forward._along import Along
 from fullgrad.forward._context import right_derivatives
-from fullgrad.forward._directions import Point, Probes
+from fullgrad.forward._directions import Point, Probes, positive_or_none, returned
 
 
 def hessian_diagonal(
@@ -62,28 +63,29 @@ def hessian_diagonal(
     Source: Bekas, Kokiopoulou, Saad, An estimator for the diagonal of a matrix (2007); Yao et al.,
     https://arxiv.org/abs/2006.00719; Liu et al., https://arxiv.org/abs/2305.14342.
     """
-    checks.function("hessian_diagonal", "f", f)
     directions = Probes("hessian_diagonal", probes, distribution, generator, chunk_size, standard_error)
 
-    def diagonal(x: Any, *constants: Any) -> Any:
-        point = Point("hessian_diagonal", "x", x)
-        of_tensors = point.function(lambda *a: _tensor("hessian_diagonal", f(*a)), constants)
+    return Along("hessian_diagonal", f, _hessian_diagonal, directions)
 
-        def product(*v: Tensor) -> tuple[Tensor, ...]:
-            """The Hessian of each number of the result times a direction."""
-            return jvp(jacrev(of_tensors, argnums=tuple(range(len(v)))), tuple(point.tensors), v)[1]
 
-        def entry(index: Tensor) -> Tensor:
-            unit = point.unit(index)
-            along = lambda *x: jvp(of_tensors, x, unit)[1]  # noqa: E731
-            return jvp(along, tuple(point.tensors), unit)[1]
+def _hessian_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (directions,), (x, *constants) = settings, args
+    point = Point("hessian_diagonal", "x", x)
+    of_tensors = point.function(lambda *a, **k: returned("hessian_diagonal", f(*a, **k)), constants, kwargs)
 
-        if directions.count is None:
-            return point.by_element(directions.map(entry, point.indices()).movedim(0, -1))
-        estimate = lambda *v: point.tree([a * b for a, b in zip(v, product(*v), strict=True)])  # noqa: E731
-        return directions.mean(directions.map(estimate, *point.probes(directions)))
+    def entry(index: Tensor) -> Tensor:
+        unit = point.unit(index)
+        along = lambda *x: jvp(of_tensors, x, unit)[1]  # noqa: E731
+        return jvp(along, tuple(point.tensors), unit)[1]
 
-    return diagonal
+    def estimate(*v: Tensor) -> Any:
+        """A direction times the Hessian's product with it, for each number of the result."""
+        products = jvp(jacrev(of_tensors, argnums=tuple(range(len(v)))), tuple(point.tensors), v)[1]
+        return point.tree([a * b for a, b in zip(v, products, strict=True)])
+
+    if directions.count is None:
+        return point.by_element(directions.map(entry, point.indices()).movedim(0, -1))
+    return directions.mean(directions.map(estimate, *point.probes(directions)))
 
 
 def ggn_diagonal(f: Callable[..., Tensor], loss: Callable[..., Tensor], *, chunk_size: int | None = None) -> Callable[..., Any]:
@@ -118,31 +120,32 @@ def ggn_diagonal(f: Callable[..., Tensor], loss: Callable[..., Tensor], *, chunk
 
     Source: Schraudolph, Fast curvature matrix-vector products (2002); Botev et al., https://arxiv.org/abs/1706.03662.
     """
-    checks.function("ggn_diagonal", "f", f)
     checks.function("ggn_diagonal", "loss", loss)
-    Probes("ggn_diagonal", None, "rademacher", None, chunk_size, False)
+    positive_or_none("ggn_diagonal", "chunk_size", chunk_size)
 
-    def diagonal(params: Any, x: Any, *target: Any) -> Any:
-        point = Point("ggn_diagonal", "params", params)
-        model = point.function(lambda *a: _tensor("ggn_diagonal", f(*a)), (x,))
+    return Along("ggn_diagonal", f, _ggn_diagonal, loss, chunk_size)
 
-        def of_output(output: Tensor) -> Tensor:
-            value = _tensor("ggn_diagonal", loss(output, *target))
-            if value.numel() != 1:
-                raise ValueError(f"ggn_diagonal: `loss` must return one number, got the shape {tuple(value.shape)}.")
-            return value.reshape(())
 
-        with right_derivatives():
-            output = model(*point.tensors)
-            rows = jacrev(model, argnums=tuple(range(len(point.tensors))), chunk_size=chunk_size)(*point.tensors)
-            curvature = hessian(of_output)(output).reshape(output.numel(), output.numel())
-        found = []
-        for j, t in zip(rows, point.tensors, strict=True):
-            j = j.reshape(output.numel(), t.numel())
-            found.append((j * (curvature.to(j.dtype) @ j)).sum(0).reshape(t.shape))
-        return point.tree(found)
+def _ggn_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (loss, chunk_size), (params, x, *target) = settings, args
+    point = Point("ggn_diagonal", "params", params)
+    model = point.function(lambda *a, **k: returned("ggn_diagonal", f(*a, **k)), (x,), kwargs)
 
-    return diagonal
+    def of_output(output: Tensor) -> Tensor:
+        value = returned("ggn_diagonal", loss(output, *target))
+        if value.numel() != 1:
+            raise ValueError(f"ggn_diagonal: `loss` must return one number, got the shape {tuple(value.shape)}.")
+        return value.reshape(())
+
+    with right_derivatives():
+        output = model(*point.tensors)
+        rows = jacrev(model, argnums=tuple(range(len(point.tensors))), chunk_size=chunk_size)(*point.tensors)
+        curvature = hessian(of_output)(output).reshape(output.numel(), output.numel())
+    found = []
+    for j, t in zip(rows, point.tensors, strict=True):
+        j = j.reshape(output.numel(), t.numel())
+        found.append((j * (curvature.to(j.dtype) @ j)).sum(0).reshape(t.shape))
+    return point.tree(found)
 
 
 def jacobian_diagonal(
@@ -184,16 +187,17 @@ def jacobian_diagonal(
 
     Source: as of :func:`hessian_diagonal`.
     """
-    checks.function("jacobian_diagonal", "f", f)
     directions = Probes("jacobian_diagonal", probes, distribution, generator, chunk_size, standard_error)
 
-    def diagonal(x: Any, *constants: Any) -> Any:
-        field = _Field("jacobian_diagonal", f, x, constants)
-        if directions.count is None:
-            return field.point.by_element(directions.map(field.entry, field.point.indices()))
-        return directions.mean(directions.map(lambda *z: field.point.tree(field.products(*z)[1]), *field.point.probes(directions)))
+    return Along("jacobian_diagonal", f, _jacobian_diagonal, directions)
 
-    return diagonal
+
+def _jacobian_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (directions,), field = settings, _Field("jacobian_diagonal", f, args, kwargs)
+    if directions.count is None:
+        return field.point.by_element(directions.map(field.entry, field.point.indices()))
+    estimate = lambda *z: field.point.tree(field.products(*z)[1])  # noqa: E731
+    return directions.mean(directions.map(estimate, *field.point.probes(directions)))
 
 
 def divergence(
@@ -241,32 +245,33 @@ def divergence(
     Source: Hutchinson (1989); Grathwohl et al., FFJORD, https://arxiv.org/abs/1810.01367; Song et al.,
     https://arxiv.org/abs/2011.13456.
     """
-    checks.function("divergence", "f", f)
     checks.flag("divergence", "value", value)
     directions = Probes("divergence", probes, distribution, generator, chunk_size, standard_error)
 
-    def traced(x: Any, *constants: Any) -> Any:
-        field = _Field("divergence", f, x, constants)
-        if directions.count is None:
-            values, entries = directions.map(field.both, field.point.indices())
-            found = (entries.sum(0),)
-        else:
-            values, products = directions.map(field.products, *field.point.probes(directions))
-            mean = directions.mean(sum(p.reshape(p.shape[0], -1).sum(-1) for p in products))
-            found = mean if directions.standard_error else (mean,)
-        if value:
-            found = field.point.tree([v[0] for v in values]), *found
-        return found if len(found) > 1 else found[0]
+    return Along("divergence", f, _divergence, directions, value)
 
-    return traced
+
+def _divergence(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (directions, value), field = settings, _Field("divergence", f, args, kwargs)
+    if directions.count is None:
+        values, entries = directions.map(field.both, field.point.indices())
+        found = (entries.sum(0),)
+    else:
+        values, products = directions.map(field.products, *field.point.probes(directions))
+        mean = directions.mean(sum(p.reshape(p.shape[0], -1).sum(-1) for p in products))
+        found = mean if directions.standard_error else (mean,)
+    if value:
+        found = field.point.tree([v[0] for v in values]), *found
+    return found if len(found) > 1 else found[0]
 
 
 class _Field:
     """A function whose value is like its argument, at a point."""
 
-    def __init__(self, name: str, f: Callable[..., Any], x: Any, constants: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x, *constants = args
         self.name, self.point = name, Point(name, "x", x)
-        self.of_tensors = self.point.function(f, constants)
+        self.of_tensors = self.point.function(f, constants, kwargs)
 
     def along(self, *tangents: Tensor) -> tuple[Any, Any]:
         return jvp(self._values, tuple(self.point.tensors), tangents)
@@ -298,9 +303,3 @@ class _Field:
         values, tangents = self.along(*directions)
         return values, [t * z for t, z in zip(tangents, directions, strict=True)]
 
-
-def _tensor(name: str, value: Any) -> Tensor:
-    """A result, which must be a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: the function must return a tensor, got a value of type {type(value).__name__}.")
-    return value

@@ -1,6 +1,6 @@
 """The unit vectors of a structure of tensors, or random directions, one at a time or in chunks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,9 @@ class Point:
         """The structure with other leaves."""
         return pytree.tree_unflatten(list(leaves), self.spec)
 
-    def function(self, f: Callable[..., Any], constants: Sequence[Any]) -> Callable[..., Any]:
+    def function(self, f: Callable[..., Any], constants: Sequence[Any], keywords: Mapping[str, Any]) -> Callable[..., Any]:
         """``f`` of the tensors alone."""
-        return lambda *tensors: f(self.tree(tensors), *constants)
+        return lambda *tensors: f(self.tree(tensors), *constants, **keywords)
 
     def indices(self) -> Tensor:
         """The numbers of all elements."""
@@ -45,6 +45,13 @@ class Point:
             first += count
         return tuple(found)
 
+    def units(self, first: int, end: int) -> list[Tensor]:
+        """The tensors that are 1 at an element and 0 elsewhere, of these elements, with their number in front."""
+        like = self.tensors[0]
+        rows = torch.arange(first, end, device=like.device).unsqueeze(1) == torch.arange(sum(self.counts), device=like.device)
+        parts = zip(rows.split(self.counts, 1), self.tensors, strict=True)
+        return [p.to(t.device, t.dtype).reshape(end - first, *t.shape) for p, t in parts]
+
     def by_element(self, found: Tensor) -> Any:
         """The structure, from numbers whose last dimension counts all elements."""
         parts = found.split(self.counts, -1)
@@ -53,6 +60,19 @@ class Point:
     def probes(self, probes: "Probes") -> tuple[Tensor, ...]:
         """Random tensors, with the number of the draw in front."""
         return tuple([probes.draw(t) for t in self.tensors])
+
+
+def positive_or_none(name: str, argument: str, value: int | None) -> None:
+    """Refuse what is neither a positive integer nor None."""
+    if value is not None and (checks.as_integer(value) or 0) < 1:
+        raise ValueError(f"{name}: `{argument}` must be a positive integer or None, got {value!r}.")
+
+
+def returned(name: str, value: Any) -> Tensor:
+    """A result, which must be a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: the function must return a tensor, got a value of type {type(value).__name__}.")
+    return value
 
 
 class Probes:
@@ -69,9 +89,8 @@ class Probes:
     ) -> None:
         checks.choice(name, "distribution", distribution, DISTRIBUTIONS)
         checks.flag(name, "standard_error", standard_error)
-        for argument, value in (("probes", probes), ("chunk_size", chunk_size)):
-            if value is not None and (checks.as_integer(value) or 0) < 1:
-                raise ValueError(f"{name}: `{argument}` must be a positive integer or None, got {value!r}.")
+        positive_or_none(name, "probes", probes)
+        positive_or_none(name, "chunk_size", chunk_size)
         if standard_error and (probes is None or probes < 2):
             raise ValueError(f"{name}: `standard_error` needs at least 2 probes, got {probes}.")
         if probes is None and generator is not None:

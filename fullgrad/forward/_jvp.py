@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._dispatch import drawing_as_before, is_tracing, pytree
+from fullgrad._dispatch import drawing_as_before, is_tracing, outside_dynamo_later, pytree
 from fullgrad._engine.generators import random_states, restore_random_states
 from fullgrad.adoption import adopting
 from fullgrad.forward._context import right_derivatives
@@ -56,6 +57,8 @@ def jvp(
     """
     checks.function("jvp", "f", f)
     checks.flag("jvp", "track_tangent", track_tangent)
+    if track_tangent and is_dynamo_compiling():
+        return _outside[0](f, primals, tangents, True)  # whose second derivatives need the context
     call = _Call(f, primals, tangents)
     if track_tangent or is_tracing():
         with right_derivatives():
@@ -72,6 +75,9 @@ def jvp(
     # In a transform torch draws other numbers for tensors that are not contiguous, also when its checkpoint draws again.
     with adopting(checkpoint=True), drawing_as_before(True):
         return f(*primals), tangent
+
+
+_outside = outside_dynamo_later(jvp)
 
 
 class _Call:

@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core.function import Function, alias
 from fullgrad._core.recomputed import pullback
 from fullgrad._dispatch import (
+    Moving,
     active_transforms,
     are_differentiated,
     forward_mode_is_on,
@@ -303,6 +304,8 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
         raise RuntimeError(CHANGED.format(name))
     leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
     results = [t for t in leaves if isinstance(t, Tensor)]
+    if any(isinstance(t, Moving) for t in results):
+        raise RuntimeError(message)
     if is_differentiated(results) and (
         # Code may have made its arguments, which are of this call alone, require a gradient.
         transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(results) <= {id(t) for t in given}

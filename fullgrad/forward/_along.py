@@ -1,4 +1,4 @@
-"""`Along`: what the makers of derivatives along curves return."""
+"""`Along`: the object that the makers of derivatives along curves return."""
 
 from collections.abc import Callable
 from typing import Any

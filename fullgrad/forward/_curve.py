@@ -20,11 +20,11 @@ from fullgrad.forward._context import right_derivatives
 
 
 class Unknown(NotImplementedError):
-    """What curves cannot do: the whole function is then computed by nested `torch.func.jvp`."""
+    """The error of a step that curves cannot do: the whole function is then computed by nested `torch.func.jvp`."""
 
 
 class Scope:
-    """What the curves of one call have in common: their order, and whether directions share the part of that order.
+    """The state that the curves of one call share: their order, and whether directions share the part of that order.
 
     ``depth`` is the level of transforms in which they are, and a count of scopes at that level; ``below`` the level of the call,
     and ``count`` the number of directions that share, None without.

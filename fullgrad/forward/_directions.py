@@ -76,7 +76,7 @@ def returned(name: str, value: Any) -> Tensor:
 
 
 class Probes:
-    """What the makers take: how many directions, of which kind, in which chunks. Without a number all unit vectors are taken."""
+    """The directions that the makers take: how many directions, of which kind, in which chunks. Without a number all unit vectors are taken."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name in _FORMULAS and (found := _FORMULAS[name](*args, **kwargs)) is not NotImplemented:
         return found
     call = Call(func, args, kwargs, name)
-    if name == "setitem" or (name.endswith("_") and hasattr(Tensor, name)):
+    if name == "setitem" or name.endswith("_"):
         return _in_place(call)
     if name in _CONSTANT:
         return call.of(0)
@@ -207,7 +207,7 @@ def _in_place(call: Call) -> Any:
 # --- Tables ---------------------------------------------------------------------------------------------------------------
 
 # What a backward or a state needs, which a curve has not.
-_REFUSED = {"backward", "grad", "register_hook", "retain_grad", "requires_grad_", "set_", "resize_", "share_memory_", "vmap"}
+_REFUSED = {"backward", "grad", "register_hook", "retain_grad", "requires_grad_", "set_", "resize_", "share_memory_"} | {"_make_dual", "_unpack_dual"}
 _DUNDERS: dict[str, Any] = {
     f"__{sign}{name}__": getattr(Tensor, f"{function}{'_' * (sign == 'i')}")
     for name, function in {
@@ -239,7 +239,7 @@ _LINEAR = _ADDS | set(
     view_as_complex fft_fft fft_ifft fft_rfft fft_irfft meshgrid broadcast_tensors scatter_add index_add embedding""".split()
 )
 _MULTILINEAR = set(
-    """mul multiply matmul mm bmm mv dot vdot inner outer ger kron cross tensordot einsum linear bilinear conv1d conv2d conv3d
+    """mul multiply matmul mm bmm mv dot vdot inner outer ger kron cross tensordot einsum linear conv1d conv2d conv3d
     conv_transpose1d conv_transpose2d conv_transpose3d""".split()
 )
 
@@ -345,6 +345,11 @@ def _biased(function: Any, dims: int = 0) -> tuple[str, Callable[..., Any]]:
     return function.__name__, formula
 
 
+def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
+    result = torch.einsum("...i,oij,...j->...o", x, weight, y)
+    return result if bias is None else result + bias
+
+
 def _div(a: Any, b: Any, *, rounding_mode: Any = None) -> Any:
     if rounding_mode is not None:
         return NotImplemented
@@ -376,5 +381,5 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "repr": repr,
     "deepcopy": lambda x, memo: x.clone(),
     **dict([_biased(F.linear), *[_biased(getattr(F, f"conv{t}{d}d"), d) for t in ("", "_transpose") for d in (1, 2, 3)]]),
-    "bilinear": lambda x, y, weight, bias=None: NotImplemented if bias is None else F.bilinear(x, y, weight) + bias,
+    "bilinear": _bilinear,
 }

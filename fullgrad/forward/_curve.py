@@ -8,6 +8,7 @@ second derivative.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ class Curve(Moving):
 
 
 class _Parts(list[Any]):
-    """The parts of a curve on their way in or out of a transform; a curve itself is a leaf there, which raises when it is used."""
+    """The parts of a curve on their way in or out of a transform, where a curve itself is a leaf that raises when it is used."""
 
     scope: Scope
 
@@ -190,7 +191,7 @@ class Call:
 
 
 def nested(call: Call) -> Any:
-    """Any function: nested `torch.func.jvp` of this one call. It costs 2^k, and each direction takes its share of the common part."""
+    """Any function: nested `torch.func.jvp` of this one call, which costs 2^k. Directions take shares of their common part."""
     scope, order, kept = call.scope, call.scope.order, []
     others = [i for i, v in enumerate(call.leaves) if is_curve(v) and i not in call.where]
 
@@ -202,7 +203,7 @@ def nested(call: Call) -> Any:
         def moving(*values: Any) -> list[Any]:
             leaves, spec = pytree.tree_flatten(call(values, constants))
             kept[:] = [spec, [i for i, v in enumerate(leaves) if is_floating(v)], leaves]
-            return [leaves[i] for i in kept[1]]
+            return [leaves[i] for i in kept[1]] or [torch.zeros(())]  # which `jvp` wants
 
         return _pushed(moving, primals, series)
 
@@ -229,7 +230,7 @@ def nested(call: Call) -> Any:
     if others or len(where) < len(leaves):  # values of each direction; or indices, which transforms have wrapped
         leaves = leaves_of(call.of(0))
         outputs[0] = [leaves[i] for i in where]
-    for i, parts in zip(where, zip(*outputs, strict=True), strict=True):
+    for i, parts in zip(where, zip(*outputs, strict=True), strict=False):
         leaves[i] = Curve(parts, scope)
     return pytree.tree_unflatten(leaves, spec)
 
@@ -246,7 +247,7 @@ def _pushed(function: Callable[..., list[Any]], primals: Sequence[Any], series: 
         values, tangents = torch.func.jvp(function, both[:n], both[n:])
         return [*values, *tangents]
 
-    pairs = zip(series, series[1:], strict=False)
+    pairs = itertools.pairwise(series)
     found = _pushed(pushed, [*primals, *series[0]], [[*a, *b] for a, b in pairs])
     n = len(found[0]) // 2
     return [*[f[:n] for f in found], found[-1][n:]]

@@ -284,8 +284,8 @@ class _Field:
         if not is_like:
             shapes = [tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__ for y in leaves]
             raise ValueError(
-                f"{self.name}: `f` must return what its first argument is, of the shapes {[tuple(t.shape) for t in tensors]}, got "
-                f"{shapes}. It is a function of one sample; a batch is a dimension of torch.func.vmap."
+                f"{self.name}: `f` must return what its first argument is, of the shapes {[tuple(t.shape) for t in tensors]}, "
+                f"got {shapes}. It is a function of one sample; a batch is a dimension of torch.func.vmap."
             )
         return tuple(leaves)
 
@@ -302,4 +302,3 @@ class _Field:
         """The value, and a direction times the Jacobian's product with it, element by element."""
         values, tangents = self.along(*directions)
         return values, [t * z for t, z in zip(tangents, directions, strict=True)]
-

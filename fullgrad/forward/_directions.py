@@ -76,7 +76,7 @@ def returned(name: str, value: Any) -> Tensor:
 
 
 class Probes:
-    """The directions that the makers take: how many directions, of which kind, in which chunks. Without a number all unit vectors are taken."""
+    """The settings of the makers: how many directions, of which kind, in which chunks. Without a number, all unit vectors."""
 
     def __init__(
         self,

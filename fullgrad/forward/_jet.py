@@ -45,8 +45,8 @@ def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any]) ->
         >>> fullgrad.forward.jet(lambda x: x ** 3, (x,), ([one, zero, zero],))
         (tensor(1.), [tensor(3.), tensor(6.), tensor(6.)])
 
-    Source: ``jax.experimental.jet``; Griewank, Walther, Evaluating Derivatives (2008), chapter 13; Bettencourt, Johnson, Duvenaud,
-    Taylor-mode automatic differentiation (2019).
+    Source: ``jax.experimental.jet``; Griewank, Walther, Evaluating Derivatives (2008), chapter 13; Bettencourt, Johnson,
+    Duvenaud, Taylor-mode automatic differentiation (2019).
     """
     checks.function("jet", "f", f)
     if is_dynamo_compiling():
@@ -136,12 +136,14 @@ def _checked(name: str, leaves: list[Any], series: list[Any]) -> int:
     for x, derivatives in zip(leaves, series, strict=True):
         checks.floating_tensor(name, "primals" if name == "jet" else "x", x)
         if not isinstance(derivatives, (list, tuple)):
-            raise TypeError(f"{name}: `series` must have a list for each tensor, got a value of type {type(derivatives).__name__}.")
+            found = type(derivatives).__name__
+            raise TypeError(f"{name}: `series` must have a list for each tensor, got a value of type {found}.")
         orders.add(len(derivatives))
         for v in derivatives:
             checks.floating_tensor(name, "series" if name == "jet" else "direction", v)
             if v.shape != x.shape:
-                raise ValueError(f"{name}: a derivative must have the shape of its tensor, {tuple(x.shape)}, got {tuple(v.shape)}.")
+                shapes = f"{tuple(x.shape)}, got {tuple(v.shape)}"
+                raise ValueError(f"{name}: a derivative must have the shape of its tensor, {shapes}.")
     if len(orders) != 1:
         raise ValueError(f"{name}: the lists of `series` must have one length, got {sorted(orders)}.")
     return orders.pop()

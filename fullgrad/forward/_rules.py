@@ -5,7 +5,6 @@ The tables name torch's functions. They make curves fast; a function that they l
 """
 
 import functools
-import inspect
 import itertools
 import math
 import operator
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullgrad._core.elementwise import Elementwise
-from fullgrad.forward._curve import Call, Curve, Scope, Total, Unknown, computes, is_curve, is_floating, nested, part
+from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, nested, part
 
 
 @computes
@@ -80,7 +79,7 @@ def _asks(func: Any) -> bool:
 
 @functools.cache
 def _opened(func: Any) -> Any:
-    """A function of torch.nn.functional without its question for overrides, so that the functions that it calls get the curves."""
+    """A function of torch.nn.functional without its question for overrides: the functions that it calls get the curves."""
     names = {n: lambda *_: False for n in func.__globals__ if n.startswith("has_torch_function")}
     opened = types.FunctionType(func.__code__, {**func.__globals__, **names}, func.__name__, func.__defaults__, func.__closure__)
     opened.__kwdefaults__ = func.__kwdefaults__
@@ -207,40 +206,43 @@ def _in_place(call: Call) -> Any:
 # --- Tables ---------------------------------------------------------------------------------------------------------------
 
 # What a backward or a state needs, which a curve has not.
-_REFUSED = {"backward", "grad", "register_hook", "retain_grad", "requires_grad_", "set_", "resize_", "share_memory_"} | {"_make_dual", "_unpack_dual"}
-_DUNDERS: dict[str, Any] = {
-    f"__{sign}{name}__": getattr(Tensor, f"{function}{'_' * (sign == 'i')}")
-    for name, function in {
-        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "pow": "pow", "matmul": "matmul",
-    }.items()
-    for sign in ("", "i")
-    if hasattr(Tensor, f"{function}{'_' * (sign == 'i')}")
-}  # fmt: skip
-_REVERSED: dict[str, Any] = {
-    f"__r{name}__": getattr(torch, function)
-    for name, function in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "pow": "pow", "matmul": "matmul"}.items()
-}  # fmt: skip
-_CONSTANT = set(
-    """lt le gt ge eq ne less greater equal not_equal less_equal greater_equal logical_and logical_or logical_xor logical_not isnan
-    isinf isfinite isposinf isneginf isclose allclose argmax argmin argsort sign floor ceil round trunc heaviside detach zeros_like
-    ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_full new_empty new_tensor size dim numel nelement
-    ndimension stride is_contiguous element_size is_floating_point is_complex is_same_size item tolist any all count_nonzero nonzero
-    bernoulli get_device is_pinned is_tensor is_nonzero numpy bool len int float index complex contains format array hash dim_order
-    storage_offset data_ptr untyped_storage result_type can_cast floor_divide long byte""".split()
+_REFUSED = {
+    *("backward", "grad", "register_hook", "retain_grad", "requires_grad_", "set_", "resize_", "share_memory_"),
+    *("_make_dual", "_unpack_dual"),
+}
+_SIGNS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "pow": "pow", "matmul": "matmul"}
+_DUNDERS: dict[str, Any] = {f"__{name}__": getattr(Tensor, function) for name, function in _SIGNS.items()}
+_DUNDERS |= {f"__i{name}__": getattr(Tensor, f"{f}_") for name, f in _SIGNS.items() if name != "matmul"}
+_REVERSED: dict[str, Any] = {f"__r{name}__": getattr(torch, function) for name, function in _SIGNS.items()}
+
+
+def _names(text: str) -> set[str]:
+    return set(text.split())
+
+
+_CONSTANT = _names(
+    """lt le gt ge eq ne less greater equal not_equal less_equal greater_equal logical_and logical_or logical_xor
+    logical_not isnan isinf isfinite isposinf isneginf isclose allclose argmax argmin argsort sign floor ceil round trunc
+    heaviside detach zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_full new_empty
+    new_tensor size dim numel nelement ndimension stride is_contiguous element_size is_floating_point is_complex
+    is_same_size item tolist any all count_nonzero nonzero bernoulli get_device is_pinned is_tensor is_nonzero numpy bool
+    len int float index complex contains format array hash dim_order storage_offset data_ptr untyped_storage result_type
+    can_cast floor_divide long byte"""
 )
 _ADDS = {"add", "sub", "subtract", "where", "masked_fill"}  # numbers too
-_LINEAR = _ADDS | set(
-    """neg negative positive sum mean trace cumsum diff reshape view view_as reshape_as flatten unflatten ravel permute transpose t
-    swapaxes swapdims movedim moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile repeat_interleave cat concat
-    concatenate stack hstack vstack dstack chunk split tensor_split unbind narrow select getitem index_select gather take_along_dim
-    masked_select take roll flip fliplr flipud rot90 tril triu diag diagonal diag_embed diagflat contiguous clone to type type_as
-    double half bfloat16 cpu cuda real imag conj avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d pixel_shuffle pixel_unshuffle unfold fold upsample_bilinear2d upsample_nearest2d view_as_real
-    view_as_complex fft_fft fft_ifft fft_rfft fft_irfft meshgrid broadcast_tensors scatter_add index_add embedding""".split()
+_LINEAR = _ADDS | _names(
+    """neg negative positive sum mean trace cumsum diff reshape view view_as reshape_as flatten unflatten ravel permute
+    transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile
+    repeat_interleave cat concat concatenate stack hstack vstack dstack chunk split tensor_split unbind narrow select
+    getitem index_select gather take_along_dim masked_select take roll flip fliplr flipud rot90 tril triu diag diagonal
+    diag_embed diagflat contiguous clone to type type_as double half bfloat16 cpu cuda real imag conj avg_pool1d avg_pool2d
+    avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d pixel_shuffle pixel_unshuffle unfold fold
+    upsample_bilinear2d upsample_nearest2d view_as_real view_as_complex fft_fft fft_ifft fft_rfft fft_irfft meshgrid
+    broadcast_tensors scatter_add index_add embedding"""
 )
-_MULTILINEAR = set(
+_MULTILINEAR = _names(
     """mul multiply matmul mm bmm mv dot vdot inner outer ger kron cross tensordot einsum linear conv1d conv2d conv3d
-    conv_transpose1d conv_transpose2d conv_transpose3d""".split()
+    conv_transpose1d conv_transpose2d conv_transpose3d"""
 )
 
 
@@ -272,10 +274,10 @@ _SLOPES: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "abs": (lambda x, y: x.sign(), lambda x, y, s: None),
     "absolute": (lambda x, y: x.sign(), lambda x, y, s: None),
 }
-_ELEMENTWISE = set(_SLOPES) | set(
-    """asin acos atan asinh acosh atanh arcsin arccos arctan erfc erfinv lgamma digamma polygamma log2 log10 exp2 sinc logit gelu
-    elu selu celu softplus log_sigmoid mish hardswish hardtanh leaky_relu relu6 threshold softshrink hardshrink clamp clip
-    clamp_min clamp_max nan_to_num special_erf special_expit""".split()
+_ELEMENTWISE = set(_SLOPES) | _names(
+    """asin acos atan asinh acosh atanh arcsin arccos arctan erfc erfinv lgamma digamma polygamma log2 log10 exp2 sinc logit
+    gelu elu selu celu softplus log_sigmoid mish hardswish hardtanh leaky_relu relu6 threshold softshrink hardshrink clamp
+    clip clamp_min clamp_max nan_to_num special_erf special_expit"""
 )
 
 
@@ -307,8 +309,15 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def _attention(
-    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, scale: Any = None, enable_gqa: bool = False
-) -> Any:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
     logits = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -325,7 +334,9 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: f
     return y if bias is None else y + bias
 
 
-def _norm(x: Any, p: Any = None, dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None, ord: Any = None) -> Any:
+def _norm(
+    x: Any, p: Any = None, dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None, ord: Any = None
+) -> Any:
     if p not in (None, 2, "fro") or ord not in (None, 2) or dtype is not None or x.is_complex():
         return NotImplemented
     square = (x * x).sum(dim, keepdim=keepdim)

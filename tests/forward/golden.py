@@ -9,7 +9,19 @@ from pathlib import Path
 TARGET = Path(__file__).with_suffix(".json")
 ORDER = 6
 FUNCTIONS = [
-    *("sin(x)", "cos(x)", "sin(x) / cos(x)", "tanh(x)", "sinh(x)", "cosh(x)", "exp(x)", "expm1(x)", "log(x)", "log1p(x)", "sqrt(x)"),
+    *(
+        "sin(x)",
+        "cos(x)",
+        "sin(x) / cos(x)",
+        "tanh(x)",
+        "sinh(x)",
+        "cosh(x)",
+        "exp(x)",
+        "expm1(x)",
+        "log(x)",
+        "log1p(x)",
+        "sqrt(x)",
+    ),
     *("1 / x", "x * x", "x**3", "x**2.5", "1 / (1 + x * x)", "x * sin(x) - 3", "2 - x / 4", "exp(-x * x)", "sin(x) / x"),
     *("sin(cos(x))", "log(1 + exp(x))", "sin(x) @ x", "w @ x", "tanh(w @ tanh(w @ x))", "sin(w @ x) @ (w @ x)", "x.sum() * x"),
     *("cumsum(x, 0) * x", "exp(x) / exp(x).sum()", "log(exp(x).sum())", "(x[1:] * x[:-1]).sum()", "outer(x, sin(x)).sum(0)"),

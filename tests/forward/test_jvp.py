@@ -7,9 +7,8 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import fullgrad
-from fullgrad._dispatch import innermost
-from fullgrad._dispatch.torch_private import is_zero_tensor
 from fullgrad.forward import jvp
+from tests.forward.memory import held
 
 
 def layer(dropout=0.0):
@@ -106,19 +105,6 @@ def test_parameters_move_by_functional_call():
 def test_the_bytes_held_are_those_of_a_plain_forward():
     net, x, v = layer().float(), torch.randn(64, 32, 8), torch.randn(64, 32, 8)
 
-    def held(run):
-        kept = {}
-
-        def note(tensor):
-            inner = innermost(tensor)
-            if not is_zero_tensor(inner):  # which has no memory
-                kept[inner.untyped_storage().data_ptr()] = inner.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            result = run()
-        return sum(kept.values()), result
-
     plain, _ = held(lambda: net(x))
     mine, _ = held(lambda: jvp(net, (x,), (v,)))
     tracked, _ = held(lambda: jvp(net, (x,), (v,), track_tangent=True))
@@ -147,6 +133,53 @@ def test_four_steps_of_training_in_compiled_code():
     wanted = trained(by_torch)
     torch.testing.assert_close(trained(step), wanted)
     torch.testing.assert_close(trained(torch.compile(step, backend="aot_eager", fullgraph=True)), wanted)
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Loss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return loss(*jvp(self.net, (x,), (x.cos(),))) / 1000
+
+
+def sharded(net):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+
+
+DISTRIBUTED = {
+    "around the model": lambda net: Loss(nn.parallel.DistributedDataParallel(net)),
+    "around the loss": lambda net: nn.parallel.DistributedDataParallel(Loss(net)),
+    "in shards": lambda net: Loss(sharded(net)),
+}
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@pytest.mark.long(but=1)
+@pytest.mark.filterwarnings("ignore")
+def test_four_steps_of_distributed_training(kind, alone):
+    def trained(wrapped):
+        net = layer(dropout=0.3)
+        step, optimizer = wrapped(net), torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            step(point()[0]).backward()
+            optimizer.step()
+        return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
+
+    torch.testing.assert_close(trained(DISTRIBUTED[kind]), trained(Loss))
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,6 @@ def check(f, x=X, v=V, order=ORDER):
     torch.testing.assert_close(found, nested(f, [x], [[v], *[[zero]] * (order - 1)]), rtol=1e-9, atol=1e-9)
     directions = torch.stack([v, x.cos(), v * x])
     shared = along_curves(lambda x: floating(f(x)), [x], [[directions], [zero]], True)[2]
-        2
-    ]
     each = [nested(f, [x], [[d], [zero]])[2] for d in directions]
     torch.testing.assert_close(shared, [sum(parts) for parts in zip(*each, strict=True)], rtol=1e-9, atol=1e-9)
 

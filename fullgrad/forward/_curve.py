@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.function import Function
+from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import Moving, current, current_level, pytree, wrapper_tensor
 from fullgrad.forward._context import right_derivatives
 
@@ -244,7 +245,7 @@ def _pushed(function: Callable[..., list[Any]], primals: Sequence[Any], series: 
     n = len(primals)
 
     def pushed(*both: Any) -> list[Any]:
-        values, tangents = torch.func.jvp(function, both[:n], both[n:])
+        values, tangents = without_aux(torch.func.jvp(function, both[:n], both[n:]))
         return [*values, *tangents]
 
     pairs = itertools.pairwise(series)

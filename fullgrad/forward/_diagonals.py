@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import hessian, jacrev, jvp
 
 from fullgrad._core import checks
+from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import pytree
 from fullgrad.forward._along import Along
 from fullgrad.forward._context import right_derivatives
@@ -274,7 +275,7 @@ class _Field:
         self.of_tensors = self.point.function(f, constants, kwargs)
 
     def along(self, *tangents: Tensor) -> tuple[Any, Any]:
-        return jvp(self._values, tuple(self.point.tensors), tangents)
+        return without_aux(jvp(self._values, tuple(self.point.tensors), tangents))
 
     def _values(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         leaves, spec = pytree.tree_flatten(self.of_tensors(*tensors))

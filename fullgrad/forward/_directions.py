@@ -100,10 +100,10 @@ class Probes:
 
     def draw(self, like: Tensor) -> Tensor:
         """Random numbers of mean 0 and variance 1, of the shape of a tensor, with the number of the draw in front."""
-        shape, kind = (self.count, *like.shape), {"device": like.device, "generator": self.generator}
+        kind: Any = {"size": [self.count, *like.shape], "device": like.device, "generator": self.generator}
         if self.distribution == "normal":
-            return torch.randn(shape, dtype=like.dtype, **kind)
-        return torch.randint(0, 2, shape, **kind).to(like.dtype) * 2 - 1
+            return torch.randn(dtype=like.dtype, **kind)
+        return torch.randint(0, 2, **kind).to(like.dtype) * 2 - 1
 
     def map(self, function: Callable[..., Any], *directions: Any) -> Any:
         """The function of each direction, the results in front."""

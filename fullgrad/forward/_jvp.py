@@ -112,7 +112,8 @@ class _Call:
             return [y for y, m in zip(results, moves, strict=True) if m], others
 
         primals = tuple([self.leaves[i] for i in self.where])
-        values, tangents, others = torch.func.jvp(moving, primals, tuple(self.tangents), has_aux=True)
+        both: Any = torch.func.jvp(moving, primals, tuple(self.tangents), has_aux=True)
+        values, tangents, others = both
         spec, moves, constants = found
         rest, moved, along = iter(others), iter(values), iter(tangents)
         value = [next(moved) if m else next(rest) if c is None else c for m, c in zip(moves, constants, strict=True)]

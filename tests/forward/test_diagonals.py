@@ -122,6 +122,7 @@ def test_a_batch_is_a_dimension_of_vmap_and_results_are_differentiated():
     assert drawn[0] != drawn[1]
 
 
+@pytest.mark.long
 def test_compiled_code_computes_the_same():
     compiled = torch.compile(divergence(field), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(X), divergence(field)(X))

@@ -52,7 +52,7 @@ def check(f, x=X, v=V, order=ORDER):
 
 
 @pytest.mark.parametrize("text", FUNCTIONS)
-@pytest.mark.short
+@pytest.mark.short(of=4)
 def test_jets_are_those_of_jax(text):
     x, series, w = (torch.tensor(GOLDEN[name], dtype=torch.float64) for name in ("x", "series", "w"))
     f = eval(f"lambda x: {text}", {**vars(torch), "w": w})
@@ -147,7 +147,7 @@ CODE = {
 
 
 @pytest.mark.parametrize("name", CODE)
-@pytest.mark.short
+@pytest.mark.short(of=3)
 def test_ordinary_code_has_the_jets_of_nested_jvp(name):
     check(CODE[name])
 
@@ -181,7 +181,6 @@ MODULES = modules()
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.short(of=3)
 def test_modules_have_the_jets_of_nested_jvp(name):
     x = torch.linspace(-1, 1.4, 12, dtype=torch.float64).reshape(3, 4).sin()
     check(lambda x: MODULES[name](x).sin(), x, x.cos(), 2)
@@ -293,7 +292,7 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("name", DECLARED)
-@pytest.mark.short(of=2)
+@pytest.mark.short(of=4)
 def test_declared_derivatives_are_followed(name):
     with torch.no_grad() if name == "st" else torch.enable_grad():
         check(DECLARED[name])
@@ -352,6 +351,7 @@ def test_one_dropout_mask_of_value_and_derivatives():
     assert set(mask.round().tolist()) == {0.0, 2.0}
 
 
+@pytest.mark.long
 def test_compiled_code_that_makes_a_jet_is_right():
     f = lambda x: taylor(lambda x: F.layer_norm(x.sin(), (5,)), x, V, 2)[2].sum()  # noqa: E731
     with warnings.catch_warnings():

@@ -112,6 +112,7 @@ def test_the_bytes_held_are_those_of_a_plain_forward():
     assert mine <= 0.6 * tracked
 
 
+@pytest.mark.long
 def test_four_steps_of_training_in_compiled_code():
     def trained(step):
         torch.manual_seed(0)

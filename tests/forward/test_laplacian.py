@@ -120,7 +120,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.short
+@pytest.mark.short(of=2)
 def test_what_is_outside_differentiates_and_batches_it(name):
     with fullgrad.completing():
         wanted = TRANSFORMS[name](trace)

@@ -5,6 +5,7 @@ from fullgrad.forward._diagonals import divergence, ggn_diagonal, hessian_diagon
 from fullgrad.forward._jet import jet, taylor
 from fullgrad.forward._jvp import jvp
 from fullgrad.forward._laplacian import laplacian
+from fullgrad.forward._sparse import sparse_hessian, sparse_jacobian
 
 __all__ = [
     "divergence",
@@ -14,6 +15,8 @@ __all__ = [
     "jet",
     "jvp",
     "laplacian",
+    "sparse_hessian",
+    "sparse_jacobian",
     "taylor",
 ]
 

@@ -269,7 +269,10 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
         with _counted():
             try:
                 result = f(*curves)
-            except Unknown:
+            except (Unknown, RuntimeError) as error:
+                # Its interpreter raises an error of its own, without the reason.
+                if not isinstance(error, Unknown) and "TorchScript interpreter" not in str(error):
+                    raise
                 result = nested(Call(f, curves, {}))
         leaves = [result] if is_curve(result) else leaves_of(result)
         found[:] = [[part(v, k, scope) for v in leaves] for k in range(order + 1)]

@@ -37,6 +37,8 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         func, args = _REVERSED[name], args[::-1]
     elif name in _DUNDERS:
         func = _DUNDERS[name]
+    if func.__name__ in _OF_PYTHON:
+        return Call(func, args, kwargs).of(0)
     name = func.__name__.strip("_") if func.__name__.startswith("__") else func.__name__
     if name in _REFUSED or kwargs.get("out") is not None:
         raise Unknown(f"{name}: a value that moves along a curve has no such function.")
@@ -55,7 +57,8 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _by_rule(call)
     if name in _MULTILINEAR:
         return _multilinear(call)
-    return _elementwise(call) if name in _ELEMENTWISE and len(call.curves) == 1 else nested(call)
+    is_elementwise = name in _ELEMENTWISE and len(call.curves) == 1 and not call.curves[0][0].dtype.is_complex
+    return _elementwise(call) if is_elementwise else nested(call)
 
 
 def _is_of_torch(func: Any) -> bool:
@@ -225,17 +228,18 @@ _CONSTANT = _names(
     logical_not isnan isinf isfinite isposinf isneginf isclose allclose argmax argmin argsort sign floor ceil round trunc
     heaviside detach zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_full new_empty
     new_tensor size dim numel nelement ndimension stride is_contiguous element_size is_floating_point is_complex
-    is_same_size item tolist any all count_nonzero nonzero bernoulli get_device is_pinned is_tensor is_nonzero numpy bool
-    len int float index complex contains format array hash dim_order storage_offset data_ptr untyped_storage result_type
-    can_cast floor_divide long byte"""
+    is_same_size item tolist any all count_nonzero nonzero bernoulli get_device is_pinned is_tensor is_nonzero numpy
+    dim_order storage_offset data_ptr untyped_storage result_type can_cast floor_divide long byte bool int short char"""
 )
+# Methods of Python, which see the value: x.float() is another function than float(x).
+_OF_PYTHON = {f"__{name}__" for name in ("bool", "len", "int", "float", "index", "complex", "contains", "format", "array")}
 _ADDS = {"add", "sub", "subtract", "where", "masked_fill"}  # numbers too
 _LINEAR = _ADDS | _names(
     """neg negative positive sum mean trace cumsum diff reshape view view_as reshape_as flatten unflatten ravel permute
     transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile
     repeat_interleave cat concat concatenate stack hstack vstack dstack chunk split tensor_split unbind narrow select
     getitem index_select gather take_along_dim masked_select take roll flip fliplr flipud rot90 tril triu diag diagonal
-    diag_embed diagflat contiguous clone to type type_as double half bfloat16 cpu cuda real imag conj avg_pool1d avg_pool2d
+    diag_embed diagflat contiguous clone to type type_as double float half bfloat16 cpu cuda real imag conj avg_pool1d avg_pool2d
     avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d pixel_shuffle pixel_unshuffle unfold fold
     upsample_bilinear2d upsample_nearest2d view_as_real view_as_complex fft_fft fft_ifft fft_rfft fft_irfft meshgrid
     broadcast_tensors scatter_add index_add embedding"""

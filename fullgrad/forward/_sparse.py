@@ -155,7 +155,8 @@ class Pattern:
             if x.shape[0] != self.shape[1]:  # pyright: ignore[reportOptionalMemberAccess]
                 raise ValueError(f"{self.name}: `pattern` has {self.shape[1]} columns, and `x` {x.shape[0]} elements.")
             by_rows = by_rows and _count(self.rows) < _count(self.columns)
-            colors, (rows, columns) = (self.rows if by_rows else self.columns).to(x.device), self.indices.to(x.device)  # pyright: ignore[reportOptionalMemberAccess]
+            colors = (self.rows if by_rows else self.columns).to(x.device)
+            rows, columns = self.indices.to(x.device)  # pyright: ignore[reportOptionalMemberAccess]
             seeds = (colors == torch.arange(_count(colors), device=x.device).unsqueeze(1)).to(x.dtype)
             probe = torch.linspace(1, 2, colors.numel(), dtype=x.dtype, device=x.device).mul(7919).sin()
             found = self._directions(f, x, torch.cat([seeds, probe.unsqueeze(0)]), chunk_size, by_rows)

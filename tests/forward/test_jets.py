@@ -115,7 +115,15 @@ def branches(x):
     return total * len(x)
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * x
+
+
 CODE = {
+    "dtypes": lambda x: (x.float() * 3).double() * float(x[0]) + x.to(torch.float32).mean(dtype=torch.float64) + x.long(),
+    "complex numbers": lambda x: torch.fft.fft(x).exp().abs() + torch.view_as_real(torch.complex(x, x.sin()).square()).sum(-1),
+    "a scripted function": scripted,
     "operators": lambda x: 2**x + x**x + x**3 - 1 / x + 3 * x / 2 - (2 - x) @ x + abs(-x) + x.square().sqrt().rsqrt(),
     "attributes": lambda x: torch.outer(x, x).mT.real @ W[: x.shape[0], : x.numel()] * x.new_ones(5).to(x.dtype),
     "isinstance": lambda x: x * 2 if isinstance(x, torch.Tensor) else x,
@@ -198,6 +206,7 @@ OPERATORS = [
 
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.formatted_name)
 @pytest.mark.exhaustive(but=1)
+@pytest.mark.filterwarnings("ignore")  # samples of torch use deprecated functions
 def test_operators_of_torch_have_the_jets_of_nested_jvp(op):
     for sample in list(op.sample_inputs("cpu", torch.float64))[:4]:
         leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))

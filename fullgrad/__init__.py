@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         blackbox,
         clamping,
         completion,
+        forward,
         functions,
         gradients,
         implicit,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         *straight.__all__,
         *tracking.__all__,
         "blackbox",
+        "forward",
         "implicit",
         "losses",
         "quantizers",
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 # A family is imported on the first use of one of its names, and torch with it: the command line refuses a wrong argument at once.
 # The names of the first group are also names of `fullgrad`, and are searched in this order: `straight` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion", "straight")
-_MODULES = ("blackbox", "implicit", "losses", "quantizers", "safe", "sampling", "soft", "spikes")
+_MODULES = ("blackbox", "forward", "implicit", "losses", "quantizers", "safe", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
 _BASES = {"Elementwise": "elementwise", "Function": "function"}

@@ -113,7 +113,7 @@ def test_variants(cases, device):
 # The checks of single cases that trace, start threads, or nest three transforms, which all bases share.
 OF_MACHINERY = (
     *("compile_the_operator_itself", "compiled_draws_once", "func_linearize", "threads"),
-    *("three_mixed", "three_of_forward", "vmap_of_hessian"),
+    *("three_mixed", "three_of_forward", "along_a_curve", "vmap_of_hessian"),
 )
 
 # What torch cannot trace: by check, beginnings of names. Such a case is apart, for all of its group would be checked one by one.

@@ -120,6 +120,7 @@ class Function:
         apply.__name__ = "apply"
         apply.__module__ = cls.__module__
         apply.__qualname__ = f"{cls.__qualname__}.apply"
+        setattr(apply, "operator", cls)  # by which a curve finds it
         cls.apply = Generated(apply)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # with NoReturn mypy knows no attribute of the class

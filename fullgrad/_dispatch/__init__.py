@@ -30,7 +30,7 @@ from fullgrad._dispatch.interception import (
 )
 from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
-from fullgrad._dispatch.overrides import is_override, make_overridable, overrides_in, unscriptable
+from fullgrad._dispatch.overrides import Moving, is_override, make_overridable, overrides_in, unscriptable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.split_rows import row_largest, row_length, row_sum, row_totals
 from fullgrad._dispatch.state import (
@@ -58,6 +58,7 @@ from fullgrad._dispatch.state import (
     vmaps_that_draw_differently,
     with_memory,
 )
+from fullgrad._dispatch.state import current as current
 from fullgrad._dispatch.torch_private import (
     DISPATCH,
     LOST,
@@ -121,6 +122,7 @@ from fullgrad._dispatch.torch_private import (
     unpacked,
     usual_keys,
     without_modes,
+    wrapper_tensor,
     writable,
 )
 from fullgrad._dispatch.trees import ordered, tree_map_pairs, tree_map_with_path

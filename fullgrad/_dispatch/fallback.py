@@ -65,12 +65,13 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     install(checked_once(rules.operator, backward, install))
 
     def call(args: tuple[Any, ...]) -> Any:
+        for a in args:
+            if is_override(a):
+                return handle_torch_function(rules.operator.apply, args, *args)
         if rules.runs_code:
             args = tuple(map(with_memory, args))
         for a in args:
             if not isinstance(a, Tensor):
-                if is_override(a):
-                    return handle_torch_function(rules.operator.apply, args, *args)
                 rules.check_argument(a)
             elif rules.takes_buffers and is_jagged(a):
                 return rules.call_on_buffers(args)

@@ -18,7 +18,7 @@ from fullgrad._dispatch.derivatives import checked_once, with_live_tensors, with
 from fullgrad._dispatch.forward_marks import saves_nothing
 from fullgrad._dispatch.inference import refuse_lost_derivatives
 from fullgrad._dispatch.jagged import is_jagged
-from fullgrad._dispatch.overrides import is_override
+from fullgrad._dispatch.overrides import Moving, is_override
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message, rebuild
 from fullgrad._dispatch.signature import make_apply
 from fullgrad._dispatch.state import any_distributed, through_transforms
@@ -87,7 +87,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         # No shortcut past autograd here: compiled code opens dual levels that are not visible in Python.
         plain: list[Any] = []
         for a in args:
-            if isinstance(a, Tensor):
+            if isinstance(a, Tensor) and not isinstance(a, Moving):
                 if takes_buffers and a.__class__ is not Tensor and is_jagged(a) and not transforms_active():
                     return rules.call_on_buffers(args)
                 a = unwrap_if_dead(a)
@@ -109,9 +109,9 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
     def check_uncommon_argument(value: Any) -> bool | None:
         """Whether an argument of an uncommon type needs a gradient; None if the call needs another path."""
+        if is_override(value):
+            return None
         if not isinstance(value, Tensor):
-            if is_override(value):
-                return None
             check_argument(value)
             return False
         is_special = (takes_buffers and is_jagged(value)) or (meets_distributed and any_distributed((value,)))

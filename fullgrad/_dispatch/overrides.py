@@ -66,9 +66,14 @@ def make_overridable(module: types.ModuleType, public: str, refuse: _Refuse) -> 
             setattr(module, name, wrappers[function])
 
 
+class Moving(Tensor):
+    """A tensor that overrides operators, too: a value that moves along a curve."""
+
+
 def is_override(value: Any) -> bool:
-    """Whether an argument of ``apply`` is not a tensor but overrides functions of torch, as nodes of `torch.fx` do."""
-    return not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
+    """Whether an argument of ``apply`` overrides functions of torch and is no ordinary tensor: a node of `torch.fx`, a curve."""
+    is_ordinary = isinstance(value, Tensor) and not isinstance(value, Moving)
+    return not is_ordinary and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
 
 
 def overrides_in(*values: Any) -> list[Any]:

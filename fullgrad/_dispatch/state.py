@@ -17,9 +17,12 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_g
 
 
 class _Current(threading.local):
-    """Whether the call in this thread came through a transform, which has stepped aside when ``forward`` runs."""
+    """Whether the call in this thread came through a transform, which has stepped aside when ``forward`` runs; and how many
+    calls compute along curves.
+    """
 
     inside_transform = False
+    curves = 0
 
 
 current = _Current()
@@ -44,11 +47,11 @@ def forward_mode_is_on() -> bool:
 
 
 def is_differentiating() -> bool:
-    """Whether a transform, forward mode or grad mode is on. True in compiled code, which cannot tell.
+    """Whether a transform, a curve, forward mode or grad mode is on. True in compiled code, which cannot tell.
 
     Inside a ``forward`` autograd has switched both modes off.
     """
-    if _is_compiling() or _is_grad_enabled() or transforms_active():
+    if _is_compiling() or _is_grad_enabled() or transforms_active() or current.curves:
         return True
     return forward_ad._current_level >= 0 and torch_private.is_forward_mode()
 

@@ -508,6 +508,9 @@ ordered_effect = _optional("library.EffectType.ORDERED", None, "scale tracking i
 # Structures of tensors, as torch.func takes them. torch has no public name for its pytrees.
 pytree: Any = torch.utils._pytree
 
+# A tensor without memory, as curves are to torch: no public name makes one.
+wrapper_tensor = _optional("Tensor._make_wrapper_subclass", None, "fullgrad.forward computes by nested jvp alone")
+
 # Tensors without data for the kit; torch documents them under this name only.
 FakeTensorMode = _optional("_subclasses.FakeTensorMode", None, "fullgrad.testing does not run")
 

@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core.function import Function, alias
 from fullgrad._core.recomputed import pullback
 from fullgrad._dispatch import (
+    Moving,
     active_transforms,
     are_differentiated,
     forward_mode_is_on,
@@ -56,7 +57,31 @@ class Rule:
 
 def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """The values, with the derivative that a rule gives them by the inputs."""
+    if CONTEXTS and not is_tracing():  # a context changes what is being traced
+        rule = _as_now(rule)
     return made(Declared.apply(rule, len(values), *apart(values, inputs), *inputs)) if values else []
+
+
+# Contexts of the package that change what torch's operators compute: whether one is open, and it.
+CONTEXTS: list[tuple[Callable[[], bool], Callable[[], contextlib.AbstractContextManager[Any]]]] = []
+
+
+def _as_now(rule: Rule) -> Rule:
+    """The rule inside of the contexts that are open now: code that is called again has the draws and derivatives of the call."""
+    contexts = [context for is_open, context in CONTEXTS if is_open()]
+
+    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if is_tracing():
+                return function(*args)
+            with contextlib.ExitStack() as stack:
+                for context in contexts:
+                    stack.enter_context(context())
+                return function(*args)
+
+        return run
+
+    return Rule(inside(rule.pull), inside(rule.push), rule.saves) if contexts else rule
 
 
 def apart(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -287,6 +312,8 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
         raise RuntimeError(CHANGED.format(name))
     leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
     results = [t for t in leaves if isinstance(t, Tensor)]
+    if any(isinstance(t, Moving) for t in results):
+        raise RuntimeError(message)
     if is_differentiated(results) and (
         # Code may have made its arguments, which are of this call alone, require a gradient.
         transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(results) <= {id(t) for t in given}

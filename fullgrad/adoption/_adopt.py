@@ -245,6 +245,8 @@ def operator_of(cls: Any, options: Options) -> Any:
 
 def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     """A call with the arguments of ``apply``."""
+    if not is_dynamo_compiling() and (nodes := overrides_in(args, kwargs)):  # values that move along a curve
+        return handle_torch_function(operator_of(cls, options), nodes, *args, **kwargs)
     return outside_dynamo(_call)(cls, args, kwargs, options)
 
 

@@ -23,6 +23,7 @@ from fullgrad._dispatch import (
     innermost,
     intercept_operators,
     is_forward_mode,
+    is_tracing,
     make_dual,
     set_forward_mode,
     set_graph_cache,
@@ -32,6 +33,7 @@ from fullgrad._dispatch import (
     unpacked,
 )
 from fullgrad._engine.call import flattened, unflattened
+from fullgrad._engine.rule import CONTEXTS
 from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import (
     BACKWARDS,
@@ -61,11 +63,13 @@ _lock = threading.RLock()  # garbage collection may close a context of this thre
 
 
 class _State:
-    """How many contexts are open, the library of the other kernels, the calls of these since the last context was closed, and
-    whether graphs go to torch's cache on disk outside.
+    """How many contexts are open, and how many of them of users; the library of the other kernels, the calls of these since the
+    last context was closed, and whether graphs go to torch's cache on disk outside.
     """
 
     count = 0
+    of_users = 0
+    compiled_inside = False
     library: torch.library.Library | None = None
     calls_outside = 0
     graph_cache = True
@@ -130,18 +134,65 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         return super().__call__(functools.wraps(function)(lambda *a, **k: checks.returned("completing", function(*a, **k))))
 
     def __enter__(self) -> None:
-        with _lock:
-            _state.count += 1
-            try:
-                _change()
-            except BaseException:
-                _state.count -= 1
-                raise
+        _enter(1)
 
     def __exit__(self, *_: object) -> None:
+        _leave(1)
+
+
+@contextlib.contextmanager
+def completed() -> Iterator[None]:
+    """`completing` around a call of the package, whose code no compiled code runs: nothing is compiled again. While torch traces,
+    its dispatcher must not change, so the kernels stand there already.
+    """
+    if not is_tracing():
+        _enter(0)
+        try:
+            yield
+        finally:
+            _leave(0)
+        return
+    install()
+    with _lock:
+        _state.count += 1
+        _state.is_inside = True
+    try:
+        yield
+    finally:
         with _lock:
             _state.count -= 1
+            _state.is_inside = _state.count > 0
+
+
+def install() -> None:
+    """Give torch the kernels, which do as torch's own outside of a context."""
+    with _lock:
+        if _state.library is None and not _state.is_changing:
+            if is_tracing():
+                raise NotImplementedError("fullgrad.forward: open fullgrad.completing() around the call of compiled code.")
+            _state.library = _installed()
+
+
+CONTEXTS.append((lambda: _state.is_inside, completed))
+
+
+def _enter(of_users: int) -> None:
+    with _lock:
+        _state.count += 1
+        _state.of_users += of_users
+        try:
             _change()
+        except BaseException:
+            _state.count -= 1
+            _state.of_users -= of_users
+            raise
+
+
+def _leave(of_users: int) -> None:
+    with _lock:
+        _state.count -= 1
+        _state.of_users -= of_users
+        _change()
 
 
 def _change() -> None:
@@ -157,9 +208,11 @@ def _change() -> None:
                 _state.graph_cache = set_graph_cache(False)
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
             intercept_operators("completing", _state.is_inside)
-            compile_again()
         finally:
             _state.is_changing = False
+    if (_state.of_users > 0) is not _state.compiled_inside:
+        _state.compiled_inside = not _state.compiled_inside
+        compile_again()
 
 
 def _is_outside() -> bool:

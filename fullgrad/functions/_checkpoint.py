@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from fullgrad._dispatch import is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
+from fullgrad._dispatch import current, is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, frozen
 from fullgrad._engine.operator import P, R
@@ -62,7 +62,7 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         if transforms_active() or is_exporting():
             return f(*args, **kwargs)
         return torch_checkpoint(f, *args, use_reentrant=False, **kwargs)
-    if not is_differentiating():
+    if current.curves or not is_differentiating():  # along a curve all that is computed is of a derivative, and kept
         return f(*args, **kwargs)
     name = f"checkpoint: {getattr(f, '__name__', type(f).__name__)}"
     refuse_lost_derivatives(name)

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad, functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 from fullgrad._core.recomputed import without_aux
+from fullgrad.forward import jet
 from fullgrad.testing._registry import check
 from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
 
@@ -294,6 +295,19 @@ def three_mixed(s: Subject) -> None:
     f, r = "forward", "reverse"
     for modes in ((f, f, r), (f, r, f), (r, f, f), (f, r, r), (r, f, r), (r, r, f)):
         _third(s, *modes)
+
+
+@check("third order")
+def along_a_curve(s: Subject) -> None:
+    """`fullgrad.forward.jet`: the derivatives to order 3 along a line, against nested ones."""
+    _forward_inside(s)
+    tangents = s.tangents()
+    zeros = [torch.zeros_like(t) for t in tangents]
+    _, found = jet(scalar(s.op), s.tensors, [[t, z, z] for t, z in zip(tangents, zeros, strict=True)])
+    f, mode = scalar(s.reference), "eager" if s.surrogate is None else "forward"
+    for derivative in found:
+        f = _directional(f, tangents, mode)
+        close(derivative, f(*s.tensors).detach())
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ UPSTREAM_ISSUES: dict[str, str] = {}
 WITH_TANGENTS = {
     *("dual_numbers", "tangents_are_not_shared", "func_jvp", "func_jacfwd", "func_linearize", "adjoint"),
     *("func_hessian", "reverse_over_forward", "forward_over_forward", "jvp_of_grad", "grad_of_jvp"),
-    *("three_of_forward", "three_mixed", "gradcheck", "gradgradcheck", "vmap_of_jvp", "vmap_of_hessian"),
+    *("three_of_forward", "three_mixed", "along_a_curve", "gradcheck", "gradgradcheck", "vmap_of_jvp", "vmap_of_hessian"),
     *("compile_jvp", "compile_hessian", "compile_forward_over_forward", "make_fx_of_transforms"),
     *("modes_inside_transforms", "gradients_in_every_dtype"),
 }

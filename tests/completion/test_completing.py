@@ -706,3 +706,19 @@ def test_a_second_backward_is_refused_as_in_torch():
         assert torch.equal(torch.autograd.grad(loss, x)[0], first)
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(loss, x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_checkpoint_keeps_the_context_of_its_call_for_a_backward_outside(dropout):
+    """A function that is computed again has the derivatives and the dropout mask of the context in which it was called."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True).double()
+    x, v = seeded(2, 3, 5, 8)
+
+    def gradients(f):
+        torch.manual_seed(1)
+        with fullgrad.completing():
+            value, tangent = jvp(f, (x,), (v,))
+        return torch.autograd.grad((value - tangent.sin()).square().sum(), list(layer.parameters()))
+
+    torch.testing.assert_close(gradients(lambda x: fullgrad.checkpoint(layer, x)), gradients(layer))

@@ -280,7 +280,7 @@ CAUGHT_BY = {
     | {"checkpointed", "autocast", "gradients_in_every_dtype", "modes_inside_transforms"},
     OverwritesCotangent: {"each_input_alone"},
     DroppedTangent: {"dual_numbers", "func_jvp", "func_jacfwd", "func_linearize", "adjoint", "gradcheck", "forward_over_forward"}
-    | {"three_of_forward", "three_mixed", "vmap_of_jvp", "compile_jvp", "compile_forward_over_forward"},
+    | {"three_of_forward", "three_mixed", "along_a_curve", "vmap_of_jvp", "compile_jvp", "compile_forward_over_forward"},
     SavedIntermediate: SECOND | {"gradgradcheck", "three_of_reverse", "compile_hessian", "saved_bytes"},
     MixesTheBatch: BATCHED | {"compile_vmap", "compile_vmap_of_grad", "grad_of_vmap", "vmap_of_backward"},
     MixesThroughAThreshold: {"vmap_equals_loop"},

@@ -1,0 +1,400 @@
+"""How curves pass through functions: linear ones part by part, products by Leibniz, elementwise functions by Faa di Bruno, a few
+by the rule of their tangents, and every other one by nested `torch.func.jvp` of the one call.
+
+The tables name torch's functions. They make curves fast; a function that they lack is right without them.
+"""
+
+import functools
+import itertools
+import math
+import operator
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fullgrad._core.elementwise import Elementwise
+from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, nested, part
+
+
+@computes
+def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of a function with curves among its arguments."""
+    kind = getattr(func, "operator", None)
+    if kind is not None or not _is_of_torch(func):
+        call = Call(func, args, kwargs)
+        if kind is Total:
+            return _linear(call)
+        is_elementwise = isinstance(kind, type) and issubclass(kind, Elementwise) and len(call.curves) == 1
+        return _elementwise(call) if is_elementwise else nested(call)
+    name = func.__name__
+    if name in ("__get__", "__set__"):
+        return _attribute(func.__self__.__name__, name, *args)
+    if name in _REVERSED:
+        func, args = _REVERSED[name], args[::-1]
+    elif name in _DUNDERS:
+        func = _DUNDERS[name]
+    if func.__name__ in _OF_PYTHON:
+        return Call(func, args, kwargs).of(0)
+    name = func.__name__.strip("_") if func.__name__.startswith("__") else func.__name__
+    if name in _REFUSED or kwargs.get("out") is not None:
+        raise Unknown(f"{name}: a value that moves along a curve has no such function.")
+    if getattr(func, "__module__", None) == F.__name__ and _asks(func):
+        return _opened(func)(*args, **kwargs)
+    if name in _FORMULAS and (found := _FORMULAS[name](*args, **kwargs)) is not NotImplemented:
+        return found
+    call = Call(func, args, kwargs, name)
+    if name == "setitem" or name.endswith("_"):
+        return _in_place(call)
+    if name in _CONSTANT:
+        return call.of(0)
+    if name in _LINEAR:
+        return _linear(call)
+    if name in _RULES and len(call.curves) == 1 and call.where == [0]:
+        return _by_rule(call)
+    if name in _MULTILINEAR:
+        return _multilinear(call)
+    is_elementwise = name in _ELEMENTWISE and len(call.curves) == 1 and not call.curves[0][0].dtype.is_complex
+    return _elementwise(call) if is_elementwise else nested(call)
+
+
+def _is_of_torch(func: Any) -> bool:
+    module = getattr(func, "__module__", None) or "torch"
+    return module.partition(".")[0] == "torch" and hasattr(func, "__name__")
+
+
+def _attribute(name: str, access: str, curve: Any, *value: Any) -> Any:
+    """An attribute of a tensor, which is that of the value, or a linear function."""
+    if access == "__set__":
+        raise Unknown(f"{name}: the attribute of a value that moves along a curve cannot be set.")
+    if name in ("T", "mT", "H", "mH", "real", "imag"):
+        return Curve([getattr(p, name) for p in curve.parts], curve.scope)
+    return getattr(curve.parts[0].detach() if name == "data" else curve.parts[0], name)
+
+
+def _asks(func: Any) -> bool:
+    """Whether a function is written in Python and asks its arguments for overrides."""
+    return any(n.startswith("has_torch_function") for n in getattr(getattr(func, "__code__", None), "co_names", ()))
+
+
+@functools.cache
+def _opened(func: Any) -> Any:
+    """A function of torch.nn.functional without its question for overrides: the functions that it calls get the curves."""
+    names = {n: lambda *_: False for n in func.__globals__ if n.startswith("has_torch_function")}
+    opened = types.FunctionType(func.__code__, {**func.__globals__, **names}, func.__name__, func.__defaults__, func.__closure__)
+    opened.__kwdefaults__ = func.__kwdefaults__
+    return opened
+
+
+# --- Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def _linear(call: Call) -> Any:
+    """The function of every part; constants that it adds have no derivative."""
+    value, adds = call.of(0), call.name in _ADDS
+    if adds and len(call.curves) == 1 and len(call.leaves) == 2 and value.shape == call.curves[0][0].shape:
+        change = torch.neg if call.name in ("sub", "subtract") and call.where == [1] else torch.clone
+        return Curve([value, *[change(p) for p in call.curves[0][1:]]], call.scope)
+    zeros = [torch.zeros_like(v) if is_floating(v) else 0 if adds and type(v) in (int, float) else v for v in call.leaves]
+    if "alpha" in call.kwargs:
+        zeros[-1] = call.leaves[-1]
+    return call.result([value, *[call.of(k, zeros) for k in range(1, call.scope.order + 1)]])
+
+
+def _multilinear(call: Call) -> Any:
+    """Leibniz' rule."""
+
+    def derivative(k: int) -> Any:
+        own, shared = [], []
+        for orders in itertools.product(range(k + 1), repeat=len(call.curves)):
+            if sum(orders) == k:
+                ways = math.factorial(k) // math.prod(map(math.factorial, orders))
+                term = call([parts[j] for parts, j in zip(call.curves, orders, strict=True)])
+                (shared if call.scope.shares(k) and max(orders) < k else own).append(term if ways == 1 else term * ways)
+        return _sum(own + ([call.scope.total(_sum(shared))] if shared else []))
+
+    return call.result([derivative(k) for k in range(call.scope.order + 1)])
+
+
+def _elementwise(call: Call) -> Any:
+    """Faa di Bruno's rule, with the derivatives of the function at the value."""
+    (x,), scope = call.curves, call.scope
+    slopes = _slopes(call, x[0])
+
+    def derivative(k: int) -> Any:
+        terms = [
+            s * (scope.total(_bell(x, k, m)) if scope.shares(k) and m > 1 else _bell(x, k, m))
+            for m, s in enumerate(slopes[1 : k + 1], 1)
+            if s is not None
+        ]
+        return _sum(terms) if terms else torch.zeros_like(slopes[0])
+
+    return call.result([slopes[0], *[derivative(k) for k in range(1, scope.order + 1)]])
+
+
+def _bell(x: Sequence[Any], k: int, m: int) -> Any:
+    """The sum over the partitions of k into m parts."""
+    if m == 1:
+        return x[k]
+    terms = [(math.comb(k - 1, i - 1), x[i] * _bell(x, k - i, m - 1)) for i in range(1, k - m + 2)]
+    return _sum([term if ways == 1 else term * ways for ways, term in terms])
+
+
+def _sum(terms: Sequence[Any]) -> Any:
+    return functools.reduce(operator.add, terms)
+
+
+def _slopes(call: Call, x: Any) -> list[Any]:
+    """The function of one curve at x and its derivatives, by formula or by nested `jvp`; None from the first on that is 0."""
+    order, constants = call.scope.order, call.leaves[1:]
+    formula = None if hasattr(call.func, "operator") else _SLOPES.get(call.name)
+    if formula is None or call.where != [0] or any(isinstance(c, Tensor) for c in constants):
+        inner = call.scope.within(order)
+        zeros = [torch.zeros_like(x)] * (order - 1)
+        found = nested(Call(lambda v: call([v]), [Curve([x, torch.ones_like(x), *zeros], inner)], {}))
+        return [part(found, k, inner) for k in range(order + 1)]
+    found, (first, second) = [call([x])], formula
+    found.append(first(x, found[0], *constants))
+    if found[1] is not None and order > 1 and second is not None:
+        found.append(second(x, found[0], found[1], *constants))
+    one, zero = torch.ones_like(x), torch.zeros_like(x)
+    while found[-1] is not None and len(found) <= order:  # that of order k + 1 is the derivative of order k of the first
+        k = len(found) - 1
+        scope = call.scope.within(k)
+        s = first(Curve([x, one, *[zero] * (k - 1)], scope), Curve(found[: k + 1], scope), *constants)
+        found.append(s.parts[k] if is_curve(s) and s.scope is scope else None)
+    return [*found, *[None] * (order + 1 - len(found))]
+
+
+def _by_rule(call: Call) -> Any:
+    """A function with a rule for tangents, y' = rule(x, y, x'): the curve of order k is that of order k - 1 of the rule."""
+    (x,), scope = call.curves, call.scope
+    rule = lambda *v: _RULES[call.name](*v, *call.args[1:], **call.kwargs)  # noqa: E731
+    y = [call.of(0)]
+    for k in range(1, scope.order + 1):
+        within, shares = scope.within(k - 1), scope.shares(k) and k > 1
+        if k == 1:
+            found = rule(x[0], y[0], x[1])
+        else:
+            tangents = [*x[1:k], torch.zeros_like(x[0])] if shares else x[1 : k + 1]
+            found = rule(Curve(x[:k], within), Curve(y, within), Curve(tangents, within)).parts[k - 1]
+        y = [*y, scope.total(found) + rule(x[0], y[0], x[k]) if shares else found]
+    return Curve(y, scope)
+
+
+def _in_place(call: Call) -> Any:
+    target, name = call.args[0], call.name[:-1] if call.name != "setitem" else "setitem"
+    if not (is_curve(target) and target.scope is call.scope):
+        raise Unknown(f"{call.name}: a value that moves along a curve would be written into one that does not.")
+    if name == "setitem":
+        _, index, value = call.args
+        for k, p in enumerate(target.parts):
+            p[index] = part(value, k, call.scope)
+        return None
+    function = getattr(torch, name, None) or getattr(F, name, None) or getattr(Tensor, name, None)
+    written = {"copy": lambda t, v, *_: v, "fill": lambda t, v: v, "zero": lambda t: 0, "requires_grad": None, "detach": None}
+    function = written.get(name, function)
+    if function is None:
+        raise Unknown(f"{call.name}: a value that moves along a curve has no such function.")
+    value = function(*call.args, **call.kwargs)
+    for k, p in enumerate(target.parts):  # in place, since the parts of a view are views
+        given = part(value, k, call.scope)
+        p.copy_(given) if isinstance(given, Tensor) else p.fill_(given)
+    return target
+
+
+# --- Tables ---------------------------------------------------------------------------------------------------------------
+
+# What a backward or a state needs, which a curve has not.
+_REFUSED = {
+    *("backward", "grad", "register_hook", "retain_grad", "requires_grad_", "set_", "resize_", "share_memory_"),
+    *("_make_dual", "_unpack_dual"),
+}
+_SIGNS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "pow": "pow", "matmul": "matmul"}
+_DUNDERS: dict[str, Any] = {f"__{name}__": getattr(Tensor, function) for name, function in _SIGNS.items()}
+_DUNDERS |= {f"__i{name}__": getattr(Tensor, f"{f}_") for name, f in _SIGNS.items() if name != "matmul"}
+_REVERSED: dict[str, Any] = {f"__r{name}__": getattr(torch, function) for name, function in _SIGNS.items()}
+
+
+def _names(text: str) -> set[str]:
+    return set(text.split())
+
+
+_CONSTANT = _names(
+    """lt le gt ge eq ne less greater equal not_equal less_equal greater_equal logical_and logical_or logical_xor
+    logical_not isnan isinf isfinite isposinf isneginf isclose allclose argmax argmin argsort sign floor ceil round trunc
+    heaviside detach zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_full new_empty
+    new_tensor size dim numel nelement ndimension stride is_contiguous element_size is_floating_point is_complex
+    is_same_size item tolist any all count_nonzero nonzero bernoulli get_device is_pinned is_tensor is_nonzero numpy
+    dim_order storage_offset data_ptr untyped_storage result_type can_cast floor_divide long byte bool int short char"""
+)
+# Methods of Python, which see the value: x.float() is another function than float(x).
+_OF_PYTHON = {f"__{name}__" for name in ("bool", "len", "int", "float", "index", "complex", "contains", "format", "array")}
+_ADDS = {"add", "sub", "subtract", "where", "masked_fill"}  # numbers too
+_LINEAR = _ADDS | _names(
+    """neg negative positive sum mean trace cumsum diff reshape view view_as reshape_as flatten unflatten ravel permute
+    transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile
+    repeat_interleave cat concat concatenate stack hstack vstack dstack chunk split tensor_split unbind narrow select
+    getitem index_select gather take_along_dim masked_select take roll flip fliplr flipud rot90 tril triu diag diagonal
+    diag_embed diagflat contiguous clone to type type_as double float half bfloat16 cpu cuda real imag conj avg_pool1d avg_pool2d
+    avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d pixel_shuffle pixel_unshuffle unfold fold
+    upsample_bilinear2d upsample_nearest2d view_as_real view_as_complex fft_fft fft_ifft fft_rfft fft_irfft meshgrid
+    broadcast_tensors scatter_add index_add embedding"""
+)
+_MULTILINEAR = _names(
+    """mul multiply matmul mm bmm mv dot vdot inner outer ger kron cross tensordot einsum linear conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d"""
+)
+
+
+def _power(x: Any, y: Any, n: Any) -> Any:
+    return None if n == 0 else torch.ones_like(x) if n == 1 else x ** (n - 1) * n
+
+
+# The slope of a function of x whose value is y, and the second one, with the first one s, where it is short.
+_SLOPES: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
+    "exp": (lambda x, y: y, lambda x, y, s: y),
+    "expm1": (lambda x, y: y + 1, lambda x, y, s: s),
+    "log": (lambda x, y: x.reciprocal(), lambda x, y, s: -s * s),
+    "log1p": (lambda x, y: (x + 1).reciprocal(), lambda x, y, s: -s * s),
+    "sin": (lambda x, y: x.cos(), lambda x, y, s: -y),
+    "cos": (lambda x, y: -x.sin(), lambda x, y, s: -y),
+    "tan": (lambda x, y: y * y + 1, lambda x, y, s: 2 * y * s),
+    "tanh": (lambda x, y: 1 - y * y, lambda x, y, s: -2 * y * s),
+    "sinh": (lambda x, y: x.cosh(), lambda x, y, s: y),
+    "cosh": (lambda x, y: x.sinh(), lambda x, y, s: y),
+    "sigmoid": (lambda x, y: y * (1 - y), lambda x, y, s: s * (1 - 2 * y)),
+    "silu": (lambda x, y: x.sigmoid() * (1 + x - y), None),
+    "erf": (lambda x, y: (-x * x).exp() * (2 / math.sqrt(math.pi)), lambda x, y, s: -2 * x * s),
+    "sqrt": (lambda x, y: y.reciprocal() * 0.5, lambda x, y, s: -s / (2 * x)),
+    "rsqrt": (lambda x, y: y * y * y * -0.5, None),
+    "reciprocal": (lambda x, y: -y * y, lambda x, y, s: -2 * y * s),
+    "square": (lambda x, y: x * 2, lambda x, y, s: torch.full_like(x, 2.0)),
+    "pow": (_power, None),
+    "relu": (lambda x, y: (x > 0).to(x.dtype), lambda x, y, s: None),
+    "abs": (lambda x, y: x.sign(), lambda x, y, s: None),
+    "absolute": (lambda x, y: x.sign(), lambda x, y, s: None),
+}
+_ELEMENTWISE = set(_SLOPES) | _names(
+    """asin acos atan asinh acosh atanh arcsin arccos arctan erfc erfinv lgamma digamma polygamma log2 log10 exp2 sinc logit
+    gelu elu selu celu softplus log_sigmoid mish hardswish hardtanh leaky_relu relu6 threshold softshrink hardshrink clamp
+    clip clamp_min clamp_max nan_to_num special_erf special_expit"""
+)
+
+
+def _softmax_tangent(x: Any, y: Any, v: Any, dim: Any = None, *_: Any, **__: Any) -> Any:
+    return y * (v - (y * v).sum(dim, keepdim=True))
+
+
+def _log_softmax_tangent(x: Any, y: Any, v: Any, dim: Any = None, *_: Any, **__: Any) -> Any:
+    return v - (y.exp() * v).sum(dim, keepdim=True)
+
+
+def _logsumexp_tangent(x: Any, y: Any, v: Any, dim: Any, keepdim: bool = False) -> Any:
+    return (x.softmax(dim) * v).sum(dim, keepdim=keepdim) if isinstance(dim, int) else _many_logsumexp(x, v, dim, keepdim)
+
+
+def _many_logsumexp(x: Any, v: Any, dim: Any, keepdim: bool) -> Any:
+    return ((x - x.logsumexp(dim, True)).exp() * v).sum(dim, keepdim=keepdim)
+
+
+# The rules for tangents v of functions of x whose value is y.
+_RULES: dict[str, Callable[..., Any]] = {
+    "softmax": _softmax_tangent,
+    "log_softmax": _log_softmax_tangent,
+    "logsumexp": _logsumexp_tangent,
+    "inverse": lambda x, y, v: -(y @ v @ y),
+    "linalg_inv": lambda x, y, v: -(y @ v @ y),
+    "logdet": lambda x, y, v: (x.inverse().mT * v).sum((-1, -2)),
+}
+
+
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    logits = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if attn_mask is not None:
+        logits = logits.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
+    return NotImplemented if enable_gqa else F.dropout(logits.softmax(-1), dropout_p) @ v
+
+
+def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
+    dims = tuple(range(-len(shape), 0))
+    centered = x - x.mean(dims, keepdim=True)
+    y = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _norm(
+    x: Any, p: Any = None, dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None, ord: Any = None
+) -> Any:
+    if p not in (None, 2, "fro") or ord not in (None, 2) or dtype is not None or x.is_complex():
+        return NotImplemented
+    square = (x * x).sum(dim, keepdim=keepdim)
+    is_zero = square == 0  # torch's convention: the derivatives are 0 there
+    return (square + is_zero.to(square.dtype)).sqrt().masked_fill(is_zero, 0.0)
+
+
+def _biased(function: Any, dims: int = 0) -> tuple[str, Callable[..., Any]]:
+    def formula(x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if bias is None:
+            return NotImplemented
+        if not is_curve(weight) and not is_curve(bias):  # affine in x: one kernel for the value
+            values = [function(x.parts[0], weight, bias, *args, **kwargs)]
+            return Curve([*values, *[function(p, weight, None, *args, **kwargs) for p in x.parts[1:]]], x.scope)
+        return function(x, weight, None, *args, **kwargs) + bias.reshape(-1, *[1] * dims)
+
+    return function.__name__, formula
+
+
+def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
+    result = torch.einsum("...i,oij,...j->...o", x, weight, y)
+    return result if bias is None else result + bias
+
+
+def _div(a: Any, b: Any, *, rounding_mode: Any = None) -> Any:
+    if rounding_mode is not None:
+        return NotImplemented
+    if is_curve(b) and (not is_curve(a) or a.scope.depth <= b.scope.depth):
+        return a * b.reciprocal()
+    return Curve([p / b for p in a.parts], a.scope)
+
+
+def _pad(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+    return Curve([F.pad(p, pad, mode, None if k else value) for k, p in enumerate(x.parts)], x.scope)
+
+
+def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return NotImplemented if inplace else x * F.dropout(torch.ones_like(x), p) if training and p else x.clone()
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": _attention,
+    "layer_norm": _layer_norm,
+    "div": _div,
+    "divide": _div,
+    "true_divide": _div,
+    "dropout": _dropout,
+    "norm": _norm,
+    "linalg_vector_norm": lambda x, ord=None, *args, **more: _norm(x, ord, *args, **more),
+    "linalg_norm": lambda x, ord=None, *args, **more: _norm(x, ord, *args, **more) if ord is None else NotImplemented,
+    "pad": _pad,
+    "iter": lambda x: iter(x.unbind(0)),
+    "repr": repr,
+    "deepcopy": lambda x, memo: x.clone(),
+    **dict([_biased(F.linear), *[_biased(getattr(F, f"conv{t}{d}d"), d) for t in ("", "_transpose") for d in (1, 2, 3)]]),
+    "bilinear": _bilinear,
+}

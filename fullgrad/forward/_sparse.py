@@ -1,0 +1,228 @@
+"""`sparse_jacobian` and `sparse_hessian`: many columns or rows in one direction, by a coloring of the pattern."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, jacfwd, jvp, vjp, vmap
+
+from fullgrad._core import checks
+from fullgrad._core.recomputed import without_aux
+from fullgrad._dispatch import is_tracing, transforms_active
+from fullgrad.forward._along import Along
+from fullgrad.forward._context import right_derivatives
+from fullgrad.forward._directions import positive_or_none, returned
+
+_PROBES = 3  # points at which the pattern is looked for
+
+
+def sparse_jacobian(
+    f: Callable[..., Tensor], pattern: Tensor | None = None, *, value: bool = False, chunk_size: int | None = None
+) -> Callable[..., Any]:
+    r"""A function that returns the Jacobian of ``f``, whose nonzero entries are known, as a sparse tensor.
+
+    .. math::
+        J_{ij} = \frac{\partial f_i}{\partial x_j} \quad \text{where } P_{ij}, \qquad J v \text{ for } v = \sum_{j \in C} e_j
+
+    Columns that have no row in common get one color, and one tangent computes all columns C of a color; or rows one gradient, if
+    fewer colors do. A band of any length needs as many as it is wide. The pattern is colored once. One direction more, a random
+    one, tells in each call whether the pattern lacks an entry, which would be lost or added to another one.
+
+    Args:
+        f: A function of a vector of n elements (and constants), which returns a vector of m elements.
+        pattern: A tensor (m, n) of bools, dense or sparse: where the Jacobian may differ from 0. Without it, the first call
+            computes whole Jacobians at the point and near it, and keeps the places where one of them differs from 0.
+        value: Whether the result is the pair of the value and the Jacobian.
+        chunk_size: How many colors are computed at once; None for all.
+
+    Returns:
+        A function with the arguments of ``f``. The Jacobian is a sparse COO tensor (m, n), coalesced, with the entries of the
+        pattern, also those that are 0; its values can be differentiated by autograd. Torch has no batches of sparse tensors, so
+        there is no `vmap` around it.
+
+    Raises:
+        TypeError: ``f`` is not callable, or ``pattern`` is not a tensor of bools. When called: x is not floating.
+        ValueError: ``pattern`` does not have two dimensions, or ``chunk_size`` is not positive. When called: the shapes differ
+            from those of the pattern, or the pattern lacks an entry.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> pattern = torch.ones(4, 4, dtype=torch.bool).tril().triu(-1)
+        >>> jacobian = fullgrad.forward.sparse_jacobian(lambda x: x ** 2 * torch.cat([x[:1], x[:-1]]), pattern)
+        >>> jacobian(torch.tensor([1.0, 2.0, 3.0, 4.0])).to_dense()
+        tensor([[ 3.,  0.,  0.,  0.],
+                [ 4.,  4.,  0.,  0.],
+                [ 0.,  9., 12.,  0.],
+                [ 0.,  0., 16., 24.]])
+
+    Source: Curtis, Powell, Reid, On the estimation of sparse Jacobian matrices (1974); Gebremedhin, Manne, Pothen, What color is
+    your Jacobian? (2005).
+    """
+    checks.flag("sparse_jacobian", "value", value)
+    positive_or_none("sparse_jacobian", "chunk_size", chunk_size)
+    return Along("sparse_jacobian", f, _sparse_jacobian, Pattern("sparse_jacobian", pattern), value, chunk_size)
+
+
+def sparse_hessian(
+    f: Callable[..., Tensor], pattern: Tensor | None = None, *, value: bool = False, chunk_size: int | None = None
+) -> Callable[..., Any]:
+    r"""A function that returns the Hessian of ``f``, whose nonzero entries are known, as a sparse tensor.
+
+    .. math::
+        H_{ij} = \frac{\partial^2 f}{\partial x_i \partial x_j} \quad \text{where } P_{ij}
+
+    :func:`sparse_jacobian` of the gradient: one product with the Hessian for each color of the columns, and one to look for
+    entries that the pattern lacks.
+
+    Args:
+        f: A function of a vector of n elements (and constants), which returns one number.
+        pattern: A tensor (n, n) of bools, dense or sparse: where the Hessian may differ from 0. Without it, the first call looks
+            for it as :func:`sparse_jacobian` does.
+        value: Whether the result is the pair of the value and the Hessian.
+        chunk_size: How many colors are computed at once; None for all.
+
+    Returns:
+        A function with the arguments of ``f``, which returns a sparse COO tensor (n, n), coalesced.
+
+    Raises:
+        TypeError: As of :func:`sparse_jacobian`.
+        ValueError: As of :func:`sparse_jacobian`. When called: ``f`` does not return one number.
+
+    Example:
+        >>> import torch, fullgrad
+        >>> hessian = fullgrad.forward.sparse_hessian(lambda x: (x[1:] * x[:-1] ** 2).sum())
+        >>> hessian(torch.tensor([1.0, 2.0, 3.0])).to_dense()
+        tensor([[4., 2., 0.],
+                [2., 6., 4.],
+                [0., 4., 0.]])
+
+    Source: as of :func:`sparse_jacobian`.
+    """
+    checks.flag("sparse_hessian", "value", value)
+    positive_or_none("sparse_hessian", "chunk_size", chunk_size)
+    return Along("sparse_hessian", f, _sparse_hessian, Pattern("sparse_hessian", pattern), value, chunk_size)
+
+
+def _sparse_jacobian(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (pattern, value, chunk_size), (x, *constants) = settings, args
+    found, jacobian = pattern.compute(lambda x: f(x, *constants, **kwargs), x, chunk_size, by_rows=True)
+    return (found, jacobian) if value else jacobian
+
+
+def _sparse_hessian(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (pattern, value, chunk_size), (x, *constants) = settings, args
+
+    def scalar(x: Tensor) -> Tensor:
+        y = returned("sparse_hessian", f(x, *constants, **kwargs))
+        if y.numel() != 1:
+            raise ValueError(f"sparse_hessian: `f` must return one number, got the shape {tuple(y.shape)}.")
+        return y.reshape(())
+
+    _, hessian = pattern.compute(grad(scalar), x, chunk_size, by_rows=False)
+    return (f(x, *constants, **kwargs), hessian) if value else hessian
+
+
+class Pattern:
+    """The places of a Jacobian's entries, and the colors of its columns and rows."""
+
+    def __init__(self, name: str, pattern: Tensor | None) -> None:
+        self.name, self.indices = name, None
+        if pattern is not None:
+            checks.bool_tensor(name, "pattern", pattern)
+            if pattern.ndim != 2:
+                raise ValueError(f"{name}: `pattern` must have two dimensions, got the shape {tuple(pattern.shape)}.")
+            self.color(pattern)
+
+    def color(self, pattern: Tensor) -> None:
+        """Note the entries of a pattern, and color them."""
+        places = pattern.to_sparse_coo().coalesce()
+        self.indices, self.shape = places.indices()[:, places.values()], tuple(pattern.shape)
+        rows, columns = self.indices.tolist()
+        self.columns, self.rows = (
+            torch.tensor(_colors(own, across, n), device=pattern.device)
+            for own, across, n in ((columns, rows, self.shape[1]), (rows, columns, self.shape[0]))
+        )
+
+    def compute(self, f: Callable[..., Any], x: Any, chunk_size: int | None, by_rows: bool) -> tuple[Tensor, Tensor]:
+        """The value of a function, and its Jacobian."""
+        checks.floating_tensor(self.name, "x", x)
+        if x.ndim != 1:
+            raise ValueError(f"{self.name}: `x` must have one dimension, got the shape {tuple(x.shape)}.")
+        with right_derivatives():
+            if self.indices is None:
+                self.color(_found(f, x))
+            if x.shape[0] != self.shape[1]:  # pyright: ignore[reportOptionalMemberAccess]
+                raise ValueError(f"{self.name}: `pattern` has {self.shape[1]} columns, and `x` {x.shape[0]} elements.")
+            by_rows = by_rows and _count(self.rows) < _count(self.columns)
+            colors = (self.rows if by_rows else self.columns).to(x.device)
+            rows, columns = self.indices.to(x.device)  # pyright: ignore[reportOptionalMemberAccess]
+            seeds = (colors == torch.arange(_count(colors), device=x.device).unsqueeze(1)).to(x.dtype)
+            probe = torch.linspace(1, 2, colors.numel(), dtype=x.dtype, device=x.device).mul(7919).sin()
+            found = self._directions(f, x, torch.cat([seeds, probe.unsqueeze(0)]), chunk_size, by_rows)
+        value, compressed, product = found[0], found[1][:-1], found[1][-1]
+        entries = compressed[colors[rows], columns] if by_rows else compressed[colors[columns], rows]
+        self._check(entries, probe, product, *((columns, rows) if by_rows else (rows, columns)))
+        return value, torch.sparse_coo_tensor(
+            torch.stack([rows, columns]), entries, self.shape, check_invariants=False, is_coalesced=True
+        )
+
+    def _directions(self, f: Any, x: Tensor, seeds: Tensor, chunk_size: int | None, by_rows: bool) -> tuple[Tensor, Tensor]:
+        """The value, and the Jacobian's product with each seed."""
+
+        def vector(x: Tensor) -> Tensor:
+            y = returned(self.name, f(x))
+            if tuple(y.shape) != self.shape[:1]:
+                raise ValueError(
+                    f"{self.name}: `f` must return {self.shape[0]} elements, as the pattern says, got {tuple(y.shape)}."
+                )
+            return y
+
+        if by_rows:
+            value, back = without_aux(vjp(vector, x))
+            return value, vmap(lambda g: back(g)[0], chunk_size=chunk_size, randomness="same")(seeds)
+        along = lambda v: without_aux(jvp(vector, (x,), (v,)))  # noqa: E731
+        values, products = vmap(along, chunk_size=chunk_size, randomness="same")(seeds)
+        return values[0], products
+
+    def _check(self, entries: Tensor, probe: Tensor, product: Tensor, into: Tensor, out: Tensor) -> None:
+        """Refuse a pattern that lacks an entry."""
+        if is_tracing() or transforms_active():  # whose numbers cannot be read
+            return
+        terms, zeros = (entries * probe[out]).detach(), torch.zeros_like(product).detach()
+        distance = (zeros.index_add(0, into, terms) - product.detach()).abs()
+        size = zeros.index_add(0, into, terms.abs()) + product.detach().abs()
+        if bool((distance > 1e3 * torch.finfo(size.dtype).eps * size).any()):
+            raise ValueError(
+                f"{self.name}: the pattern lacks an entry of the Jacobian at this point. Add it to `pattern`, or pass one that "
+                "has every place where an entry may differ from 0."
+            )
+
+
+def _found(f: Callable[..., Any], x: Tensor) -> Tensor:
+    """The places where a Jacobian at a point, or near it, differs from 0."""
+    noise = [torch.linspace(1, 2, x.numel(), dtype=x.dtype, device=x.device).mul(97 * k).sin() / 8 for k in range(_PROBES)]
+    every = [jacfwd(f)((x + k * (1 + x.abs())).detach()).detach() for k in [torch.zeros_like(x), *noise[1:]]]
+    return torch.stack([j != 0 for j in every]).any(0)
+
+
+def _count(colors: Tensor) -> int:
+    return int(colors.max()) + 1 if colors.numel() else 0
+
+
+def _colors(own: Sequence[int], across: Sequence[int], count: int) -> list[int]:
+    """A color for each line of a matrix, such that two lines of one color have no entry in the same place: the first color that
+    is free, line by line.
+    """
+    places: list[list[int]] = [[] for _ in range(count)]
+    for line, place in zip(own, across, strict=True):
+        places[line].append(place)
+    taken: dict[int, set[int]] = {}
+    colors = []
+    for at in places:
+        used = set().union(*[taken.setdefault(place, set()) for place in at])
+        color = next(c for c in range(len(used) + 1) if c not in used)
+        colors.append(color)
+        for place in at:
+            taken[place].add(color)
+    return colors

@@ -1,0 +1,197 @@
+"""`laplacian`: the trace of the Hessian, its parts, and all that differentiates it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, hessian, jvp, vmap
+
+import fullgrad
+from fullgrad import quantizers, soft
+from fullgrad.forward import laplacian, taylor
+from tests.forward.memory import held
+
+X = torch.tensor([0.4, -1.1, 0.7, 1.3], dtype=torch.float64)
+BATCH = torch.stack([X, X.sin(), 2 * X])
+
+
+def trace(f):
+    """The trace of the Hessian by torch."""
+
+    def of(x, *constants):
+        h = hessian(f)(x, *constants)
+        return h.reshape(*h.shape[: h.ndim - 2 * x.ndim], x.numel(), x.numel()).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    return of
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 6), nn.Softplus(), nn.Linear(6, 1)).double()
+    return net, {k: p.detach() for k, p in net.named_parameters()}
+
+
+NET, P = network()
+
+
+def u(x, p=P):
+    return functional_call(NET, p, (x,)).squeeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "wanted"),
+    [
+        (lambda x: (X @ x).exp(), X, lambda x: (X @ X) * (X @ x).exp()),
+        (lambda x: 1 / x.norm(), X[:3], lambda x: x.sum() * 0),
+        (lambda x: (-(x @ x) / 2).exp(), X, lambda x: (x @ x - 4) * (-(x @ x) / 2).exp()),
+        (lambda x: x.sin(), X, lambda x: -x.sin()),
+        (laplacian(lambda x: (x @ x) ** 2), X, lambda x: x.new_tensor(8.0 * 4 * 6)),
+    ],
+)
+@pytest.mark.short
+def test_closed_forms(f, x, wanted):
+    torch.testing.assert_close(laplacian(f)(x), wanted(x), rtol=1e-10, atol=1e-10)
+
+
+def test_local_energies_of_the_oscillator_and_of_hydrogen_are_known():
+    def energy(log_psi, potential):
+        _, gradient, second = laplacian(log_psi, parts=True)(x)
+        return -0.5 * (second + gradient @ gradient) + potential
+
+    x = X[:3]
+    torch.testing.assert_close(energy(lambda x: -(x @ x) / 2, x @ x / 2), torch.tensor(1.5, dtype=torch.float64))
+    torch.testing.assert_close(energy(lambda x: -x.norm(), -1 / x.norm()), torch.tensor(-0.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 3])
+def test_the_parts_are_value_gradient_and_laplacian(chunk_size):
+    f = lambda x: torch.stack([u(x), x.sin().prod()])  # noqa: E731
+    value, gradient, second = laplacian(f, parts=True, chunk_size=chunk_size)(X)
+    torch.testing.assert_close(value, f(X))
+    torch.testing.assert_close(gradient, torch.func.jacrev(f)(X))
+    with fullgrad.completing():
+        torch.testing.assert_close(second, trace(f)(X), rtol=1e-10, atol=1e-10)
+
+
+def test_a_tree_of_any_shapes():
+    f = lambda t, c: (t["a"].sin().sum() * t["b"] ** 2).sum() * c  # noqa: E731
+    t = {"a": X.reshape(2, 2), "b": X[:3]}
+    value, gradient, second = laplacian(f, parts=True)(t, 2.0)
+    a, b = t["a"], t["b"]
+    torch.testing.assert_close(second, 2 * (-a.sin().sum() * (b**2).sum() + 6 * a.sin().sum()))
+    torch.testing.assert_close((value, gradient), (f(t, 2.0), grad(f)(t, 2.0)))
+
+
+OF = {
+    "round": lambda x: fullgrad.round(x * 3) @ x.sin(),
+    "ranks": lambda x: soft.rank(x) @ fullgrad.round(x * 3),
+    "lsq": lambda x: quantizers.lsq(x, x.abs().mean(), -4, 3) @ x,
+    "a gradient inside": lambda x: grad(u)(x) @ x,
+    "determinant": lambda x: torch.linalg.slogdet(torch.outer(x, x) + torch.eye(4, dtype=x.dtype))[1],
+}
+
+
+@pytest.mark.parametrize("name", OF)
+@pytest.mark.short
+def test_the_laplacian_is_the_trace_of_the_hessian(name):
+    with fullgrad.completing():
+        wanted = trace(OF[name])(X)
+    torch.testing.assert_close(laplacian(OF[name])(X), wanted, rtol=1e-10, atol=1e-10)
+
+
+def loss(lap):
+    return lambda p, x: lap(lambda x: u(x, p))(x).square()
+
+
+TRANSFORMS = {
+    "grad": lambda lap: grad(lap(u))(X),
+    "hessian": lambda lap: hessian(lap(u))(X),
+    "jvp": lambda lap: jvp(lap(u), (X,), (X.sin(),)),
+    "vmap": lambda lap: vmap(lap(u))(BATCH),
+    "vmap of grad": lambda lap: vmap(grad(lap(u)))(BATCH),
+    "gradients of parameters": lambda lap: grad(loss(lap))(P, X),
+    "per-sample gradients": lambda lap: vmap(grad(loss(lap)), (None, 0))(P, BATCH),
+    "an ensemble": lambda lap: vmap(lambda p: lap(lambda x: u(x, p))(X))({k: torch.stack([p, 2 * p]) for k, p in P.items()}),
+    "a captured value": lambda lap: grad(lambda a: lap(lambda x: (a * x).sin().sum())(X))(X),
+    "the biharmonic operator": lambda lap: lap(lap(u))(X),
+    "a Taylor series of it": lambda lap: taylor(lap(u), X, X.sin(), 1),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.short(of=2)
+def test_what_is_outside_differentiates_and_batches_it(name):
+    with fullgrad.completing():
+        wanted = TRANSFORMS[name](trace)
+    torch.testing.assert_close(TRANSFORMS[name](laplacian), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_backward_reaches_the_parameters_of_a_module():
+    parameters = [p for k, p in NET.named_parameters() if k != "5.bias"]
+    own = lambda x: NET(x).squeeze(-1)  # noqa: E731
+    found = torch.autograd.grad(vmap(laplacian(own))(BATCH).square().sum(), parameters)
+    wanted = grad(lambda p: sum(loss(laplacian)(p, x) for x in BATCH))(P)
+    torch.testing.assert_close(found, tuple([g for k, g in wanted.items() if k != "5.bias"]))
+
+
+LAP = laplacian(lambda x, p: u(x, p))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda p: vmap(LAP, (0, None))(BATCH, p),
+        grad(lambda p: LAP(X, p).square()),
+        lambda p: vmap(lambda x: grad(lambda p: LAP(x, p).square())(p))(BATCH),
+    ],
+)
+@pytest.mark.long(but=1)
+def test_made_outside_it_is_one_node_of_compiled_code(f):
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager", fullgraph=True)(P), f(P))
+
+
+@pytest.mark.long
+def test_made_in_compiled_code_it_is_right():
+    f = lambda x: laplacian(u)(x) * 2  # noqa: E731
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(X), f(X))
+
+
+def test_a_second_derivative_is_held_once():
+    """Of n directions the graph keeps n first derivatives and one second one, where nested jvp keeps n of both."""
+    net = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    x = torch.randn(32)
+
+    def nested(f):
+        along = lambda x, v: jvp(lambda x: jvp(f, (x,), (v,))[1], (x,), (v,))[1]  # noqa: E731
+        return lambda x: vmap(along, (None, 0))(x, torch.eye(32)).sum()
+
+    f = lambda x: net(x).squeeze(-1)  # noqa: E731
+    mine, found = held(lambda: laplacian(f)(x))
+    theirs, wanted = held(lambda: nested(f)(x))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    assert mine < 0.6 * theirs
+
+
+def test_it_pickles_with_its_function():
+    import pickle
+
+    copy = pickle.loads(pickle.dumps(laplacian(torch.sin, chunk_size=2)))
+    torch.testing.assert_close(copy(X), -X.sin())
+    assert math.isfinite(copy(X).sum())
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: laplacian(3), TypeError),
+        (lambda: laplacian(u, chunk_size=0), ValueError),
+        (lambda: laplacian(u, parts="all"), TypeError),
+        (lambda: laplacian(u)(torch.arange(4)), TypeError),
+        (lambda: laplacian(lambda x: (x, x))(X), TypeError),
+        (lambda: laplacian(torch.sum)(X[:0]), ValueError),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(call, error):
+    with pytest.raises(error, match=r"^laplacian: "):
+        call()

@@ -18,7 +18,15 @@ _IN_PYTHON = {
     for overload in ("input", "data")
 } | {
     getattr(torch.ops.aten, name).default
-    for name in ("_pack_padded_sequence", "_pad_packed_sequence", "_local_scalar_dense", "is_nonzero", "item", "equal", "allclose")
+    for name in (
+        "_pack_padded_sequence",
+        "_pad_packed_sequence",
+        "_local_scalar_dense",
+        "is_nonzero",
+        "item",
+        "equal",
+        "allclose",
+    )
 }
 _passed: dict[Any, None] = {}
 

@@ -384,7 +384,7 @@ def _kernel_in_front(original: Callable[..., Any], lean: Callable[..., Any]) -> 
 def _of_number(number: Any, dtype: torch.dtype) -> Tensor:
     """A number that torch hands over as one, though its kernel takes a tensor: with the precision that torch computes with."""
     kinds = torch.result_type(torch.empty(1, dtype=dtype), number)
-    return torch.tensor(number, dtype=torch.float32 if dtype in (torch.float16, torch.bfloat16) else kinds)
+    return torch.tensor(number, dtype=torch.float32 if kinds in (torch.float16, torch.bfloat16) else kinds)
 
 
 def _kernel_of_replaced(op: Any, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -588,7 +588,7 @@ class _Given(torch.autograd.Function):
     def forward(ctx: Any, original: Any, formula: Any, spec: list[Any], *tensors: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         values, found = flattened(original(tensors))
         spec.append(found)
-        ctx.formula, ctx.found = formula, [isinstance(v, Tensor) for v in values]
+        ctx.formula = formula
         ctx.save_for_backward(*tensors)
         return tuple(values)
 
@@ -596,15 +596,15 @@ class _Given(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors, of_tensors = ctx.saved_tensors, ctx.formula
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed])
-        pairs = enumerate(zip(cotangents, ctx.found, strict=True))
-        differ = [i for i, (g, found) in pairs if found and g is not None and (g.is_floating_point() or g.is_complex())]
+        differ = [i for i, g in enumerate(cotangents) if g is not None and (g.is_floating_point() or g.is_complex())]
 
         def formula(*tensors: Tensor) -> tuple[Tensor, ...]:
             found = of_tensors(tensors)
             if found is NotImplemented:
                 raise NotImplementedError("torch has no derivative of its operator with these arguments, nor has completing.")
             leaves = flattened(found.value if isinstance(found, Whole) else found)[0]
-            return tuple([leaves[i] for i in differ])
+            # A gradient that is not asked for is None in a formula, and may be a number of torch's kernel.
+            return tuple([torch.zeros_like(cotangents[i]) if leaves[i] is None else leaves[i] for i in differ])
 
         gradients = dict(zip(where, pulled_back(formula, tensors, where, tuple([cotangents[i] for i in differ])), strict=True))
         return None, None, None, *[gradients.get(i) for i in range(len(tensors))]

@@ -82,6 +82,11 @@ completes("mish", NO_FORWARD_OF_BACKWARD, lean=_mish)(_mish)
 completes("logit", NO_FORWARD_OF_BACKWARD, lean=_logit)(_logit)
 
 
+@completes("native_dropout_backward", NO_FORWARD)
+def _dropout_backward(g: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return g * mask * scale
+
+
 @completes("mvlgamma", NO_FORWARD, batched=True)
 def _mvlgamma(x: Tensor, p: int) -> Tensor:
     if p < 1:

@@ -20,8 +20,8 @@ from fullgrad.completion._registry import (
 
 
 def _extreme(x: Tensor, chosen: Tensor, initial: Tensor, dim: int, function: Any) -> Tensor:
-    """The largest or smallest of the chosen numbers and an initial one. Equal ones share the slope, and so do those that are no numbers:
-    in torch the initial one has no part of it.
+    """The largest or smallest of the chosen numbers and an initial one. Equal ones share the slope, and so do those that are no
+    numbers; the initial one has no part of it, as in torch.
     """
     value = function(torch.cat([x.detach(), initial], dim), dim)
     whole = value.unsqueeze(dim)
@@ -181,8 +181,8 @@ def _dist(x: Tensor, other: Tensor, p: float = 2) -> Any:
 @completes("renorm", NO_THIRD)
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     dims = [d for d in range(x.ndim) if d != dim % x.ndim]
-    norm = torch.linalg.vector_norm(accumulated(x), p, dims, keepdim=True)
-    is_large = norm > maxnorm
+    is_large = torch.linalg.vector_norm(accumulated(x.detach()), p, dims, keepdim=True) > maxnorm
+    norm = torch.linalg.vector_norm(torch.where(is_large, accumulated(x), 1), p, dims, keepdim=True)  # of others, none
     return torch.where(is_large, x * (maxnorm / (torch.where(is_large, norm, 1) + 1e-7)).to(x.dtype), x)
 
 

@@ -85,7 +85,7 @@ def _cosine_embedding_loss(x: Tensor, other: Tensor, target: Tensor, margin: flo
 
 @replaces("dot")
 def _dot(x: Tensor, y: Tensor) -> Any:
-    """Of a tangent that is 0, torch's is a symbolic zero, of whose real part it has no view in forward mode."""
+    """The product by a tangent that is 0 is a symbolic zero in torch, which has no view of its real part in forward mode."""
     return (x * y).sum() if x.is_complex() and y.is_complex() and x.shape == y.shape and x.ndim == 1 else NotImplemented
 
 

@@ -8,8 +8,9 @@ from fullgrad._core.recomputed import pulled_back
 from fullgrad.completion._registry import accumulated, completes, completes_backward
 
 
-@completes("_weight_norm_interface", "second derivatives are wrong, and there is no forward mode")
+@completes("_weight_norm_interface", "second derivatives are wrong, and there is no forward mode", batched=True)
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """torch's kernel takes the numbers of a sample in the order of the memory, which need not be theirs."""
     own = accumulated(v)
     dims = [d for d in range(v.ndim) if d != dim % v.ndim]
     norm = own.square().sum(dims, keepdim=True).sqrt()

@@ -180,6 +180,10 @@ CALLS = {
         lambda x: torch.ops.aten._batch_norm_with_update(x, W[:3], B[:3], W[3:] * 0, B[3:] * 0, 0.1, 1e-5)[0],
         seeded(4, 3),
     ),
+    "native_dropout_backward": (
+        lambda x: torch.ops.aten.native_dropout_backward(x * x, torch.tensor([True, False, True]), 1.5),
+        seeded(3),
+    ),
     "ldexp.Tensor": (lambda x: torch.ldexp(x, torch.tensor([-2, 0, 3])), seeded(2, 3)),
     "_prelu_kernel": (lambda x: F.prelu(x, x[0, :2].square()), seeded(3, 2)),
     "linalg_vector_norm": (lambda x: torch.linalg.vector_norm(x, 3, -1), seeded(2, 3)),

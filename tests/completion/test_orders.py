@@ -132,6 +132,28 @@ MATRICES = {
         lambda x: torch.triangular_solve(x @ x.mT, x[:, :2], False, True, True)[0],
         lambda x: torch.linalg.inv(x[:, :2].tril(-1) + torch.eye(2)).mT @ (x @ x.mT),
     ),
+    "cosine_embedding_loss": (
+        lambda x: F.cosine_embedding_loss(x, C, S[:2], 0.1),
+        lambda x: (lambda c: (1 - c[0] + (c[1] - 0.1).clamp(min=0)) / 2)((x * C).sum(1) / norm(x) / norm(C)),
+    ),
+    "scalar product of complex numbers": (
+        lambda x: torch.view_as_real(torch.dot(torch.complex(x[0], x[1]), torch.complex(C[1], C[0]))),
+        lambda x: torch.stack([(x[0] * C[1] - x[1] * C[0]).sum(), (x[0] * C[0] + x[1] * C[1]).sum()]),
+    ),
+    "vdot": (
+        lambda x: torch.view_as_real(torch.vdot(torch.complex(x[0], x[1]), torch.complex(C[1], C[0]))),
+        lambda x: torch.stack([(x[0] * C[1] + x[1] * C[0]).sum(), (x[0] * C[0] - x[1] * C[1]).sum()]),
+    ),
+    "vector_norm of a number": (lambda x: torch.linalg.vector_norm(x.sum(), 3), lambda x: x.sum().abs()),
+    "logcumsumexp of complex numbers": (
+        lambda x: torch.view_as_real(torch.logcumsumexp(torch.complex(x[0], x[1]), 0)),
+        lambda x: torch.view_as_real(torch.complex(x[0], x[1]).exp().cumsum(0).log()),
+    ),
+    "masked_select by a mask that is larger": (lambda x: torch.masked_select(x[0], IS_LARGE), lambda x: x[0][[0, 2, 1]]),
+    "masked_select by a mask that is smaller": (
+        lambda x: torch.masked_select(x, IS_LARGE[0]),
+        lambda x: x[:, [0, 2]].reshape(-1),
+    ),
     "PReLU": (lambda x: F.prelu(x, x[0, :1].square()), lambda x: torch.where(x > 0, x, x[0, :1].square() * x)),
     "masked_scatter by its source": (
         lambda x: C.masked_scatter(IS_LARGE, x.reshape(-1)[:4]),

@@ -55,6 +55,7 @@ from fullgrad._dispatch.state import (
     legacy_detach,
     tangent_levels,
     unwrap_legacy_batched,
+    vmaps_share_draws,
     vmaps_that_draw_differently,
     with_memory,
 )

@@ -103,6 +103,11 @@ def vmaps_that_draw_differently() -> int:
     return [randomness for randomness, _ in _vmaps()].count("Different")
 
 
+def vmaps_share_draws() -> bool:
+    """Whether all active vmaps share random numbers between samples, as the one does that `drawing_as_before` opens."""
+    return all(randomness in (None, "Same") for randomness, _ in _vmaps())
+
+
 def _vmaps() -> list[tuple[str | None, int]]:
     """The randomness and the size of each active transform that is a vmap, outermost first; None and 0 of another."""
     if torch_private.interpreters is None or torch_private.MISSING:

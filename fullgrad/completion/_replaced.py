@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad._dispatch import active_transforms, below_transforms, innermost, is_wrapped
+from fullgrad._dispatch import active_transforms, below_transforms, innermost, is_wrapped, vmaps_share_draws
 from fullgrad.completion._registry import replaces
 
 _IN_PLACE = ("asinh", "acosh", "atanh")  # of which torch has no derivative in place
@@ -103,7 +103,9 @@ def _observed(*args: Any) -> Tensor:
 def _dropout(x: Tensor, p: float, train: bool) -> Any:
     """The mask in the order of the memory, as torch draws it without a transform."""
     own = innermost(x)
-    if not train or not 0 < p < 1 or "Vmap" in active_transforms() or own.is_contiguous() or own.device.type != "cpu":
+    if not train or not 0 < p < 1 or own.is_contiguous() or own.device.type != "cpu":
+        return NotImplemented
+    if own.ndim != x.ndim or not vmaps_share_draws():  # a batch
         return NotImplemented
     return x * below_transforms(lambda: torch.empty_like(own).bernoulli_(1 - p).div_(1 - p))
 

@@ -72,8 +72,8 @@ def jvp(
     if all(map(torch.equal, before, random_states())):
         return f(*primals), tangent
     restore_random_states(before)
-    # In a transform torch draws other numbers for tensors that are not contiguous, also when its checkpoint draws again.
-    with adopting(checkpoint=True), drawing_as_before(True):
+    # On a GPU torch draws other numbers in a transform, also when its checkpoint draws again; on a CPU `completing` does not.
+    with adopting(checkpoint=True), drawing_as_before(not all(t.is_cpu for t in call.tangents)):
         return f(*primals), tangent
 
 

@@ -140,7 +140,7 @@ def test_unordered_dtypes_are_refused(case, dtype):
 
 
 # A norm takes floating numbers alone, as in torch; of the others, negative integers are outside of the domain: `tests/safe`.
-OF_FLOATS = tuple(f"safe.{name}" for name in ("acos", "asin", "log", "norm", "pow", "sqrt"))
+OF_FLOATS = tuple(f"safe.{name}" for name in ("acos", "asin", "log", "log1p", "norm", "pow", "sqrt"))
 WHOLE = [
     case
     for case in PUBLIC

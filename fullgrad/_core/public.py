@@ -82,7 +82,7 @@ def explained(function: _F, way_out: str = "") -> _F:
 
 
 def told(name: str, parameters: Sequence[str], keyword: str) -> str:
-    """What to write in place of a keyword that a function lacks."""
+    """The advice about a keyword that a function lacks."""
     ours = [word for word in _CALLED.get(keyword, ()) if word in parameters]
     if ours:
         return f"it is called `{ours[0]}`"
@@ -94,7 +94,7 @@ def told(name: str, parameters: Sequence[str], keyword: str) -> str:
 
 
 def _refusal(name: str, parameters: Sequence[str]) -> Callable[[dict[str, Any]], None] | None:
-    """What refuses the keywords that a function lacks; None if no other package has a word for its arguments."""
+    """A function that refuses the keywords that a function lacks; None if no other package has a word for its arguments."""
     ours = {*(word for words in _CALLED.values() for word in words), *(needed for _, needed, _ in _SAID)}
     return functools.partial(refuse_keywords, name, parameters) if name in _REFUSED or ours & {*parameters} else None
 

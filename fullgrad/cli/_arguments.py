@@ -95,7 +95,9 @@ def _check(commands: Any) -> None:
     parser.add_argument("--device", action="append", help="a device; may be repeated; by default the CPU, and CUDA where present")
     parser.add_argument("--backend", default="aot_eager", help="the backend of torch.compile (default: %(default)s)")
     parser.add_argument("--checks", action="append", metavar="CHECK", help="a check or a group of checks; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="leaves out the slow checks and, without names, variants")
+    parser.add_argument(
+        "--quick", action="store_true", help="leaves out the slow checks and, without names, all but one case of each operator"
+    )
     parser.add_argument("--surrogate", metavar="MODULE:CALLABLE", help="for your own: plain torch code with its derivative")
     parser.add_argument(
         "--shape",

@@ -209,7 +209,7 @@ def unquantize_(model: nn.Module) -> nn.Module:
 
 
 class QuantizedLayer(nn.Module):
-    """What a layer's class begins with after `quantize_`: it quantizes its weight and its input in its own forward."""
+    """The first base of a layer's class after `quantize_`, which quantizes its weight and its input in its own forward."""
 
     # The class of the layer before.
     _base: type[nn.Module]

@@ -6,11 +6,12 @@ from fullgrad.safe._asin import asin
 from fullgrad.safe._atan2 import atan2
 from fullgrad.safe._div import div
 from fullgrad.safe._log import log
+from fullgrad.safe._log1p import log1p
 from fullgrad.safe._norm import norm
 from fullgrad.safe._pow import pow
 from fullgrad.safe._sqrt import sqrt
 from fullgrad.safe._where import where
 
-__all__ = ["acos", "asin", "atan2", "div", "log", "norm", "pow", "sqrt", "where"]
+__all__ = ["acos", "asin", "atan2", "div", "log", "log1p", "norm", "pow", "sqrt", "where"]
 
 make_public(__name__)

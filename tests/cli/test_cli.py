@@ -14,7 +14,7 @@ from fullgrad._suite import torch_samples
 from fullgrad._suite.cases import CASES
 from fullgrad._suite.fuzz import LAWS
 from fullgrad._suite.published import PUBLISHED
-from fullgrad.cli import _adopt, _check, _names, _torch, main
+from fullgrad.cli import _adopt, _arguments, _check, _names, _torch, main
 from fullgrad.cli._output import Stoppable
 from fullgrad.testing import GROUPS, check_operator
 
@@ -128,6 +128,18 @@ def test_names_that_are_read_are_those_that_are_registered():
     assert set(_names.laws()) == set(LAWS)
     names = {name for p in PUBLISHED for full in (p.package, p.name) for name in full.split(".")}
     assert names <= {*_names.words("_suite/published/_functions.py")}
+
+
+def test_a_quick_check_has_one_case_of_each_operator():
+    """So that it takes minutes; names that are given have all of their cases."""
+
+    def cases(*arguments):
+        return [name for name, _ in _check._subjects(_arguments.parsed(["check", "--device", "cpu", *arguments]))]
+
+    quick = {*cases("--quick")}
+    assert {name for c in CASES if c.name in quick for name in c.covers} == {name for case in CASES for name in case.covers}
+    assert len(quick) < len(CASES) / 4
+    assert cases("--quick", "soft.sort") == cases("soft.sort") == [c.name for c in CASES if "soft.sort" in c.covers]
 
 
 @pytest.mark.long

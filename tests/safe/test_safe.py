@@ -45,6 +45,7 @@ POSITIVE, INSIDE = normal(64, 5).abs() + 1e-3, normal(64, 5).tanh()
 SAME = {
     "sqrt": (safe.sqrt, torch.sqrt, POSITIVE),
     "log": (safe.log, torch.log, POSITIVE),
+    "log1p": (safe.log1p, torch.log1p, POSITIVE - 0.9),
     "acos": (safe.acos, torch.acos, INSIDE),
     "asin": (safe.asin, torch.asin, INSIDE),
     "div": (safe.div, torch.div, normal(64, 5), normal(5, seed=1)),
@@ -101,7 +102,7 @@ def test_half_precision_rounds_the_derivative_once(name):
 EXTREME = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 1e-310, -1e-310, 1e300, INF, -INF, NAN]
 
 
-@pytest.mark.parametrize("name", ["sqrt", "log", "acos", "asin", "div", "atan2", "pow"])
+@pytest.mark.parametrize("name", ["sqrt", "log", "log1p", "acos", "asin", "div", "atan2", "pow"])
 def test_values_of_extreme_arguments_are_torchs(name):
     """Zeros of either sign, subnormal and huge numbers, infinity and NaN."""
     x, y = torch.meshgrid(tensor(*EXTREME), tensor(*EXTREME), indexing="ij")
@@ -116,6 +117,7 @@ SINGULAR = {
     "sqrt": (safe.sqrt, (0.0,), (0,)),
     "sqrt of -0": (safe.sqrt, (-0.0,), (0,)),
     "log": (safe.log, (0.0,), (0,)),
+    "log1p": (safe.log1p, (-1.0,), (0,)),
     "div": (safe.div, (1.0, 0.0), (0, 0)),
     "div of zeros": (safe.div, (0.0, -0.0), (0, 0)),
     "acos": (safe.acos, (1.0,), (0,)),
@@ -248,6 +250,7 @@ def test_outside_of_the_domain_value_and_derivative_are_nan():
     for function, x in (
         (safe.sqrt, -1.0),
         (safe.log, -1.0),
+        (safe.log1p, -2.0),
         (safe.acos, 1.5),
         (safe.asin, -1.5),
         (lambda x: safe.pow(x, 0.5), -1.0),

@@ -42,6 +42,7 @@ def _replaced_twice(x, y):
 CASES = [
     _case("sqrt", safe.sqrt, (POSITIVE,), torch.sqrt),
     _case("log", safe.log, (POSITIVE,), torch.log),
+    _case("log1p", safe.log1p, (POSITIVE - 0.9,), torch.log1p),
     _case("div", safe.div, (X, Y), torch.div),
     _case("div by a number", safe.div, (X, 0.3), torch.div, long=True),
     _case("pow", safe.pow, (POSITIVE, Y), torch.pow),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._fast.gpu.statistics import has_kernel, kernel_form
 from fullgrad._fast.small_rows.closed_form import Ranks, Weights
 from fullgrad._fast.small_rows.rows import SmallRows, small_rows
 from fullgrad._fast.small_rows.scores import IdentityScores, NeuralScores
@@ -66,13 +67,21 @@ _FORMS: dict[Any, tuple[tuple[str, ...], Callable[..., int], Callable[..., Any]]
 }
 
 
-def has_closed_form(operator: Any, inputs: Any) -> bool:
-    """Whether some rows of an operator, with its inputs, have a closed form. All inputs but the first are constants."""
+def has_form(operator: Any, inputs: Any) -> bool:
+    """Whether some rows of an operator, with its inputs, have a form. All inputs but the first are constants."""
+    return has_kernel(operator, inputs) or _has_closed_form(operator, inputs)
+
+
+def _has_closed_form(operator: Any, inputs: Any) -> bool:
     return inputs[-1][1] in _FORMS[operator][0] and Tensor not in map(type, inputs[1:])
 
 
 def form_of(operator: Any, inputs: Any, value: Any = ()) -> Any:
-    """The closed form of an operator that has one for such inputs, whose value may be known; None for large rows."""
+    """The form of an operator for its inputs, by a kernel or closed, whose value may be known; None if there is none."""
+    if has_kernel(operator, inputs):
+        return kernel_form(operator, inputs)
+    if not _has_closed_form(operator, inputs):
+        return None
     _, places, form = _FORMS[operator]
     x, softness, dim = inputs[0], inputs[operator.dim_at - 1], inputs[operator.dim_at]
     arguments = *inputs[1 : operator.dim_at - 1], *inputs[operator.dim_at : -1]

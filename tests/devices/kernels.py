@@ -59,6 +59,7 @@ When they run:
 - *What*: softness, `standardize`, modes and outputs of any kind, with a softness that is a number and one quantile. Values and
   first derivatives, also below `vmap`, `grad` and `jvp`. Derivatives of a higher order, those with respect to a softness, and
   subclasses of tensors have the formulas.
+- *The first call* of each kind compiles a kernel, for about a second; Triton keeps it on the disk.
 - *Compiled code*: the formulas, in which the thresholds of projections are one node with one kernel.
 - *Not*: with `FULLGRAD_TRITON=0` in the environment, for bug reports, as with `FULLGRAD_FAST=0`, which turns all faster
   versions off. If Triton is missing, or a kernel does not compile, the formulas run, with one warning.

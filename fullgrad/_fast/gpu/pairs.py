@@ -50,7 +50,7 @@ def weights(score, MODE: tl.constexpr):
     return link(score - simplex_threshold(score, row_max(score), MODE), MODE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "count", "rows"])
 def pairs_kernel(
     x, v, v_weights, out, out_weights, scale: "fp64", mix: "fp64", first, count, rows, n,
     WHAT: tl.constexpr, METHOD: tl.constexpr, MODE: tl.constexpr, RANK: tl.constexpr, SIGN: tl.constexpr,
@@ -58,8 +58,8 @@ def pairs_kernel(
     MIXED: tl.constexpr, ACC: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Places ``first`` to ``first + count`` of a sorted row, with their weights (``WEIGHTS``, 2: nothing else), or the ranks of
-    all elements; or the derivative times v, a cotangent ("vjp") or a tangent ("jvp"). With ``MIXED`` two places are one output, with
-    the parts 1 - mix and mix.
+    all elements; or the derivative times v, a cotangent ("vjp") or a tangent ("jvp"). With ``MIXED`` two places are one output,
+    with the parts 1 - mix and mix.
     """
     r, k, ok = places(rows, n, R, N)
     s, row, row_of_v, exists = as_number(scale, ACC), x + r * n, v + r * n, row_max(ok.to(tl.int32)) > 0
@@ -210,8 +210,8 @@ def run(
     x, shape, what, *v, method, softness, mode, standardize=True, gated=True, first=0, count=None, rank=False, descending=False,
     sign=1, hard=False, weights=0, mix=None,
 ):  # fmt: skip
-    """The values of places of rows (rows, n), in a shape (…), with ``weights`` also those (…, n), or the ranks; or, by ``what``, the
-    derivative times ``v``: cotangents of the outputs, or a tangent of x. With ``weights=2`` the values are not used.
+    """The values of places of rows (rows, n), in a shape (…), with ``weights`` also those (…, n), or the ranks; or, by ``what``,
+    the derivative times ``v``: cotangents of the outputs, or a tangent of x. With ``weights=2`` the values are not used.
     """
     (rows, n), count = x.shape, x.shape[1] if count is None else count
     outs = [x.new_empty(shape), *[x.new_empty((*shape, n))] * bool(weights and what != "vjp")]

@@ -24,7 +24,7 @@ from fullgrad._fast.gpu.rows import (
 
 @triton.jit
 def combine(d, q, m, h, next_d, next_q, next_m, next_h):
-    """Of two stretches of a row one: decays, decayed sums of q, and of q (y - h) for the last h."""
+    """Two stretches of a row as one: decays, decayed sums of q, and of q (y - h) for the last h."""
     return d * next_d, next_q + next_d * q, next_m + next_d * (m + q * (h - next_h)), next_h
 
 
@@ -42,7 +42,7 @@ def before_ties(q, m, h, z, at, s):
     return d * q, d * (tl.gather(m, at, 1) + q * (tl.gather(h, at, 1) - h))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "count", "rows"])
 def sorted_kernel(
     x, v, out, scale: "fp64", mix: "fp64", first, count, rows, n,
     WHAT: tl.constexpr, RANK: tl.constexpr, SIGN: tl.constexpr, DESCENDING: tl.constexpr, GATED: tl.constexpr,

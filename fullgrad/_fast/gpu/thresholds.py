@@ -168,7 +168,7 @@ def capped_threshold(x, ok, count, n, MODE: tl.constexpr):
 # --- The kernel ---------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def project_kernel(
     x, v, numbers, out, step, number: "fp64", scale: "fp64", rows, n,
     WHAT: tl.constexpr, FAMILY: tl.constexpr, MODE: tl.constexpr, OWN: tl.constexpr, INT: tl.constexpr, ACC: tl.constexpr,

@@ -41,6 +41,10 @@ from fullgrad._fast import gpu  # noqa: E402
 from fullgrad._suite.bench._composites import relaxation  # noqa: E402
 from tests.gpu.comparison import FUNCTIONS, careful_rows, compare, formulas  # noqa: E402
 
+if ARGS.interpret:
+    from tests.gpu import interpreter
+
+    interpreter.make_fast()
 DEVICE = "cpu" if ARGS.interpret else "cuda"
 SIZES = ((4, 10), (1, 5000)) if ARGS.interpret else ((64, 1000), (4096, 128), (131_072, 32), (4096, 1000), (1, 50_000))
 PROCESSES = 2 if ARGS.interpret else min(14, os.cpu_count() or 1)

@@ -107,6 +107,15 @@ def compile_all(targets):
     return found
 
 
+def written(found):
+    """The table as JSON, a kernel a line."""
+    lines = [
+        f'"{target}": {{\n' + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}"
+        for target, rows in found.items()
+    ]
+    return f'{{"triton": "{triton.__version__}", "kernels": {{\n' + ",\n".join(lines) + "\n}}"
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps({"triton": triton.__version__, "kernels": compile_all([int(v) for v in sys.argv[1:]])}))
+    print(written(compile_all([int(v) for v in sys.argv[1:]])))

@@ -211,13 +211,16 @@ def _called(case):
 
 
 def test_every_operator_class_is_checked():
-    """Operator classes are checked in the short suite, except those that only give formulas to the rules of a base."""
+    """Operator classes are checked in the short suite, except those that only give formulas to the rules of a base, and those of
+    kernels for GPUs, which `tests/gpu` checks.
+    """
     called = set().union(*map(_called, SHORT))
     with torch.autocast("cpu", torch.bfloat16):  # products of matrices are an operator there
         called |= set().union(*[_called(case) for case in SHORT if case.name in IN_AUTOCAST])
     of_formulas = {cls for cls in _operator_classes() if issubclass(cls, (Surrogate, FenchelYoung, RandomSign))}
     assert called & of_formulas
-    assert not {cls for cls in _operator_classes() if ENABLED or "._fast." not in cls.__module__} - called - of_formulas
+    inside = {cls for cls in _operator_classes() if ENABLED or "._fast." not in cls.__module__}
+    assert not {cls for cls in inside if "._fast.gpu." not in cls.__module__} - called - of_formulas
 
 
 @pytest.mark.long

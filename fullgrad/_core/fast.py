@@ -4,8 +4,8 @@ A function that has an entry is marked `replaceable`. An entry runs in eager cod
 that is itself differentiable torch code, ``recorded=True``, runs in all eager code. Where an entry returns NotImplemented, the
 formula is computed. With ``FULLGRAD_FAST=0`` in the environment no entry runs.
 
-An entry of another kind, `exported`, gives the numbers of a formula by an operator of torch that other tools know; it runs where
-torch.export traces, outside of ``vmap``.
+Two entries of other kinds: `exported` gives the numbers of a formula by an operator of torch that other tools know, where
+torch.export traces, outside of ``vmap``; `on_gpu` gives them by kernels for a device, in all eager code, and comes first.
 """
 
 import functools
@@ -22,7 +22,7 @@ ENABLED = os.environ.get("FULLGRAD_FAST", "1") != "0"
 _OF_FAMILIES = {
     "fullgrad.clamping": ("windows",),
     "fullgrad.gradients": ("windows",),
-    "fullgrad.soft": ("windows", "soft", "small_rows"),
+    "fullgrad.soft": ("windows", "soft", "small_rows", "gpu.projections"),
     "fullgrad.spikes": ("windows", "spikes"),
     "fullgrad.rounding": ("rounding",),
     "fullgrad.quantizers": ("windows", "grids", "codebooks", "exported"),
@@ -93,12 +93,26 @@ def exported(target: Any) -> Any:
     return register
 
 
+def on_gpu(target: Any) -> Any:
+    """Register the decorated function as what a replaceable function is on a GPU, where it applies. It may be recorded."""
+
+    def register(version: Callable[..., Any]) -> Callable[..., Any]:
+        target.put_on_gpu(version if ENABLED else None)
+        return version
+
+    return register
+
+
 def gated(formula: Callable[..., Any]) -> Any:
     """A function that gives the numbers of a formula, by the version put in its place where that may run: the one gate."""
-    version, recorded, in_exports = None, False, None
+    version, recorded, in_exports, on_device = None, False, None, None
 
     @functools.wraps(formula)
     def call(*args: Any) -> Any:
+        if on_device is not None and not is_compiling():
+            found = on_device(*args)
+            if found is not NotImplemented:
+                return found
         if version is not None and (not is_compiling() if recorded else is_unrecorded(args)):
             found = version(*args)
             if found is not NotImplemented:
@@ -117,6 +131,11 @@ def gated(formula: Callable[..., Any]) -> Any:
         nonlocal in_exports
         in_exports = new
 
+    def put_on_gpu(new: Callable[..., Any] | None) -> None:
+        nonlocal on_device
+        on_device = new
+
+    call.put_on_gpu = put_on_gpu  # pyright: ignore[reportAttributeAccessIssue]
     call.put = put  # pyright: ignore[reportAttributeAccessIssue]
     call.put_exported = put_exported  # pyright: ignore[reportAttributeAccessIssue]
     return call

@@ -1,7 +1,7 @@
 """Sums over rows that several ranks share, for rules that run on the shards of a row.
 
-A rule of an operator that declares ``splits_rows`` takes the reductions of a row from here. Where rows are whole, they are torch's
-own; where `distributed` runs the rule on a part of each row, the ranks exchange one number for each row and sum.
+A rule of an operator that declares ``splits_rows`` takes the reductions of a row from here. Where rows are whole, they are
+torch's own; where `distributed` runs the rule on a part of each row, the ranks exchange one number for each row and sum.
 """
 
 import contextlib
@@ -39,6 +39,11 @@ def on_parts(row: Row) -> Iterator[None]:
         yield
     finally:
         _current.row = before
+
+
+def rows_are_split() -> bool:
+    """Whether the last dimension of tensors is a part of a row."""
+    return _current.row is not None
 
 
 def row_totals(*parts: Tensor) -> Sequence[Tensor]:

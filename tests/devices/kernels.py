@@ -18,6 +18,55 @@ from tests import devices
 N, ROW = 4096, 32
 FOUND = pathlib.Path(__file__).with_name("kernels.json")
 PAGE = pathlib.Path(__file__).parents[2] / "docs/kernels.md"
+ROWS = """\
+## Rows in one kernel
+
+On a GPU for which torch has Triton, these are one launch each way, in eager code, of rows that are contiguous (others are
+copied first), and the host waits for nothing. Memory is that of inputs and outputs; there are no atomics, so the same call
+gives the same bits, also under `torch.use_deterministic_algorithms(True)`. Half precision is computed in float32 and rounded
+once. The kernels have been compiled for an A100 and an H100 and compared with the formulas by Triton's interpreter, but not run
+on a GPU yet; `python benchmarks/gpu_rows.py` does that, in four minutes.
+
+| one kernel for a row | launches |
+|---|---|
+| soft.sparsemax | 1 + 1 |
+| soft.entmax | 1 + 1 |
+| soft.entmax, any alpha | 1 + 1 |
+| soft.entmax, alpha that learns | 1 + 3 |
+| soft.normmax | 1 + 1 |
+| soft.proj_simplex c0, c1, c2 | 1 + 1 |
+| soft.proj_capped_simplex | 1 + 1 |
+| topk_mask_st | 3 + 1 |
+| soft.max, min, by softsort | 1 + 2 |
+| soft.argmax, argmin, by softsort | 1 + 1 |
+| soft.sort, either method | 1 + 1 |
+| soft.argsort | 1 + 1 |
+| soft.topk | 1 + 1 |
+| soft.median | 1 + 2 |
+| soft.quantile | 1 + 1 |
+| soft.rank, by neuralsort, softsort and sigmoids | 1 + 1 |
+
+An exponent that learns has a kernel of its own for its gradient, which is summed over the rows. `max`, `min` and `median` return
+weights, too, for which torch makes a gradient of zeros if they are not used. The hard value of `topk_mask_st` is torch's, as are
+those of the other straight-through versions, whose gradients are the kernels of the relaxations.
+
+When they run:
+
+- *Where*: CUDA tensors of the four floating dtypes; projections, `max` and `min` by softsort of rows up to 4,096, which
+  registers hold; what compares pairs of elements up to 1,024. Softsort in smooth mode is sorted in registers up to 256, in
+  float32 and half precision, without weights and standardized: beyond that threads spill, so pairs are compared. Longer rows
+  have the formulas: n² pairs of one row on one of 132 multiprocessors take longer than torch's sort.
+- *What*: softness, `standardize`, modes and outputs of any kind, with a softness that is a number and one quantile. Values and
+  first derivatives, also below `vmap`, `grad` and `jvp`. Derivatives of a higher order, those with respect to a softness, and
+  subclasses of tensors have the formulas.
+- *The first call* of each kind compiles a kernel, for about a second; Triton keeps it on the disk.
+- *Compiled code*: the formulas, in which the thresholds of projections are one node with one kernel.
+- *Not*: with `FULLGRAD_TRITON=0` in the environment, for bug reports, as with `FULLGRAD_FAST=0`, which turns all faster
+  versions off. If Triton is missing, or a kernel does not compile, the formulas run, with one warning.
+- *Formulas alone*: `ot`, hundreds of steps over a plan; `fast_soft_sort`, in which each step waits for the one before; sorting
+  networks and lapsum.
+
+"""
 HEAD = """\
 # Kernels
 
@@ -28,6 +77,8 @@ its docstring says so. Solvers of equations wait in each iteration and are not c
 
 The geometric mean of all launches over the composite's is {mean:.2f}, of {count} operators that have one. A test counts both
 again; `python -m tests.devices.kernels` writes this page.
+
+{rows}## Operations of torch
 
 Where there are more launches than in the composite:
 
@@ -84,7 +135,7 @@ def page(found: dict[str, dict[str, list[int]]]) -> str:
     """The table, and the mean ratio to the composites."""
     ratios = [sum(r["ours"][:2]) / sum(r["composite"][:2]) for r in found.values() if "composite" in r and sum(r["ours"][:2])]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    lines = [HEAD.format(row=ROW, mean=mean, count=len(ratios))]
+    lines = [HEAD.format(row=ROW, mean=mean, count=len(ratios), rows=ROWS)]
     for name, row in found.items():
         cells = [f"{row[who][0]} + {row[who][1]}" if who in row else "" for who in ("ours", "composite")]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['ours'][2] or ''} |")

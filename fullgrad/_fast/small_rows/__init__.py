@@ -11,7 +11,7 @@ from torch import Tensor
 from fullgrad._core.fast import fast
 from fullgrad._dispatch import in_legacy_vmap, is_tracing, is_unrecorded
 from fullgrad._fast.small_rows.first_derivative import FirstDerivative
-from fullgrad._fast.small_rows.operators import form_of, has_closed_form
+from fullgrad._fast.small_rows.operators import form_of, has_form
 from fullgrad._fast.small_rows.rows import MaskedRows
 from fullgrad.soft.order._statistic import pulled, pulled_in_units, pushed, pushed_in_units, relaxed_value
 
@@ -21,7 +21,7 @@ _WITHIN = 2**16
 
 @fast(relaxed_value, within=_WITHIN, of_largest=True)
 def _value(operator: Any, *inputs: Any) -> Any:
-    form = form_of(operator, inputs) if has_closed_form(operator, inputs) else None
+    form = form_of(operator, inputs)
     return NotImplemented if form is None else form.outputs()
 
 
@@ -31,7 +31,10 @@ def _gradient(operator: Any, inputs: Any, where: Any, cotangents: Any, value: An
     if derivative is None:
         return NotImplemented
     find, overflows = derivative
-    return pulled_in_units(operator, lambda _, g: (find(*g),), inputs, where, cotangents) if overflows else (find(*cotangents),)
+    if overflows:
+        return pulled_in_units(operator, lambda _, g: (find(*g),), inputs, where, cotangents)
+    g = find(*cotangents)
+    return g if g is NotImplemented else (g,)
 
 
 @fast(pushed, recorded=True, within=_WITHIN, of_largest=True)
@@ -42,14 +45,14 @@ def _tangent(operator: Any, inputs: Any, where: Any, tangents: Any, value: Any, 
 
     def push(_: Any, given: Any) -> tuple[Tensor, ...]:
         y = derivative[0](*given)
-        return (y,) if isinstance(y, Tensor) else tuple(y)
+        return (y,) if isinstance(y, Tensor) else y if y is NotImplemented else tuple(y)
 
     return pushed_in_units(operator, push, inputs, where, tangents) if derivative[1] else push(where, tangents)
 
 
 def _derivative(transposed: bool, operator: Any, inputs: Any, where: Any, vectors: Any, value: Any) -> Any:
     """The derivative as a function of vectors, and whether its products may overflow; None if there is no closed form."""
-    if where != (0,) or not has_closed_form(operator, inputs):
+    if where != (0,) or not has_form(operator, inputs):
         return None
     if is_unrecorded((inputs[0], *vectors)):
         form = form_of(operator, inputs, value)

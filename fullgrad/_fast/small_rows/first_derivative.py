@@ -22,9 +22,8 @@ class FirstDerivative(Function):
     @staticmethod
     def forward(operator: type[OrderStatistic], transposed: bool, constants: Any, x: Tensor, *vectors: Tensor) -> Any:
         small = form_of(operator, (x, *constants)) if is_unrecorded(()) else None
-        if small is not None:
-            y = (small.gradient if transposed else small.tangent)(*vectors)
-        else:
+        y = NotImplemented if small is None else (small.gradient if transposed else small.tangent)(*vectors)
+        if y is NotImplemented:
             y = _general(operator, transposed, constants)(x, *vectors)
         return clone_if_view(y) if isinstance(y, Tensor) else tuple([clone_if_view(v) for v in y])
 

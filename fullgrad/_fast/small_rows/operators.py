@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._fast.gpu.statistics import has_kernel, kernel_form
 from fullgrad._fast.small_rows.closed_form import Ranks, Weights
 from fullgrad._fast.small_rows.rows import SmallRows, small_rows
 from fullgrad._fast.small_rows.scores import IdentityScores, NeuralScores, SoftScores, has_few_pairs
@@ -74,8 +75,12 @@ _FORMS: dict[Any, tuple[Callable[..., int], Callable[..., Any]]] = {
 }
 
 
-def has_closed_form(operator: Any, inputs: Any) -> bool:
-    """Whether some rows of an operator, with its inputs, have a closed form. All inputs but the first are constants."""
+def has_form(operator: Any, inputs: Any) -> bool:
+    """Whether some rows of an operator, with its inputs, have a form. All inputs but the first are constants."""
+    return has_kernel(operator, inputs) or _has_closed_form(operator, inputs)
+
+
+def _has_closed_form(operator: Any, inputs: Any) -> bool:
     return (operator, inputs[-1][1]) in _FORMS and Tensor not in map(type, inputs[1:]) and _places_of(operator, inputs) > 0
 
 
@@ -91,7 +96,11 @@ def _places_of(operator: Any, inputs: Any) -> int:
 
 
 def form_of(operator: Any, inputs: Any, value: Any = ()) -> Any:
-    """The closed form of an operator that has one for such inputs, whose value may be known; None for large rows."""
+    """The form of an operator for its inputs, by a kernel or closed, whose value may be known; None if there is none."""
+    if has_kernel(operator, inputs):
+        return kernel_form(operator, inputs)
+    if not _has_closed_form(operator, inputs):
+        return None
     _, form = _FORMS[operator, inputs[-1][1]]
     x, softness, dim = inputs[0], inputs[operator.dim_at - 1], inputs[operator.dim_at]
     rows = small_rows(x, softness, dim, inputs[-1], _places_of(operator, inputs))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import holds
@@ -67,6 +68,12 @@ def proj_capped_simplex(
     x, k, softness = checked(name, x, k, dim, softness, mode)
     if x.ndim == 0:
         return proj_capped_simplex(x.reshape(1), k, -1, softness, mode).reshape(())
+    return capped_of(name, x, k, dim, softness, mode)
+
+
+@replaceable
+def capped_of(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str) -> Tensor:
+    """`proj_capped_simplex` without the checks."""
     return capped_rows(name, x, k, dim, softness, mode).movedim(-1, dim).to(x.dtype)
 
 

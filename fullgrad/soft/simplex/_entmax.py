@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import holds, number_or_tensor, row_totals
@@ -69,6 +70,7 @@ def entmax(x: Tensor, alpha: Tensor | float = 1.5, dim: int = -1) -> Tensor:
     return entmax_of(x, alpha, dim)
 
 
+@replaceable
 def entmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
     """`entmax` without the checks."""
     if x.ndim == 0:

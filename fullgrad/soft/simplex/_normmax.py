@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.fast import replaceable
 from fullgrad._dispatch import row_sum, row_totals
 from fullgrad.soft.simplex._entmax import ExponentWeights, exponent_in_range, floating_rows, rows_and_exponent
 from fullgrad.soft.simplex._powers import log_of_weights, power_of_weights
@@ -51,6 +52,12 @@ def normmax(x: Tensor, alpha: Tensor | float = 2.0, dim: int = -1) -> Tensor:
     """
     x = floating_rows("normmax", x, dim)
     exponent_in_range("normmax", alpha, 1 + 1e-12, "above 1")
+    return normmax_of(x, alpha, dim)
+
+
+@replaceable
+def normmax_of(x: Tensor, alpha: Tensor | float, dim: int) -> Tensor:
+    """`normmax` without the checks."""
     if x.ndim == 0:
         return torch.softmax(x, -1)
     return Normmax.apply(*rows_and_exponent("normmax", x, alpha, dim)).movedim(-1, dim).to(x.dtype)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
 from fullgrad._core.recomputed import Recomputed
 from fullgrad.soft._mode_names import StepMode
 from fullgrad.soft._relaxation import Softness
@@ -58,7 +59,13 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
     checks.integer_between(name, "k", k, 0, x.shape[dim])
     if isinstance(softness, Tensor):
         softness = per_row(name, softness, x, dim, "softness")
-    return TopKMaskST.apply(x.movedim(dim, -1), softness, k, mode).movedim(-1, dim)
+    return topk_mask_of(x.movedim(dim, -1), softness, k, mode).movedim(-1, dim)
+
+
+@replaceable
+def topk_mask_of(x: Tensor, softness: Softness, k: int, mode: str) -> Tensor:
+    """`topk_mask_st` of rows, without the checks."""
+    return TopKMaskST.apply(x, softness, k, mode)
 
 
 class TopKMaskST(Recomputed):

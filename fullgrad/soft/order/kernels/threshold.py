@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core.fast import replaceable
 from fullgrad._dispatch import can_look, opaque, row_largest, row_totals
 from fullgrad.soft._curves import Softness
 
@@ -12,6 +13,7 @@ MOST_STEPS = 100
 
 
 @opaque("simplex_excess", fake=lambda v, power: torch.empty_like(v), schema="(Tensor v, int power) -> Tensor", reads_values=True)
+@replaceable
 def simplex_excess(v: Tensor, power: int) -> Tensor:
     r"""The value of `Excess`, by Newton's method for the norm :math:`(\sum t^\alpha)^{1 / \alpha} = 1`, convex in the threshold.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._dispatch import row_totals, surely
@@ -57,8 +58,12 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
     """
     x, softness = check("proj_simplex", x, softness, mode, SOFT_MODES)
     checks.one_dim("proj_simplex", dim, x.ndim)
-    if not x.ndim:
-        return torch.ones_like(x)
+    return simplex_of(x, dim, softness, mode) if x.ndim else torch.ones_like(x)
+
+
+@replaceable
+def simplex_of(x: Tensor, dim: int, softness: Softness, mode: str) -> Tensor:
+    """`proj_simplex` without the checks."""
     (wide,) = to_opmath(x)
     v = less_largest(wide, dim) / softness
     return project(v.movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fullgrad._core.fast import replaceable
 from fullgrad._dispatch import opaque
 from fullgrad.soft import _curves as curves
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS
@@ -18,6 +19,7 @@ def _like(v: Tensor, k: Tensor, mode: str) -> Tensor:
 
 
 @opaque("centered", fake=_like, schema="(Tensor v, Tensor k, str mode) -> Tensor", reads_values=True)
+@replaceable
 def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
     """The value of `Centered`: Newton's method in a bracket, started between the k-th and the next element. A row is done when
     its sum is right up to rounding.
@@ -94,6 +96,7 @@ def _like_row(x: Tensor, k: Tensor) -> Tensor:
 
 
 @opaque("capped_simplex_pivot", fake=_like_row, reads_values=True)
+@replaceable
 def capped_simplex_pivot(x: Tensor, k: Tensor) -> Tensor:
     """The value of `Pivot`."""
     x = x.expand(torch.broadcast_shapes(x.shape, (*k.shape[:-1], 1)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fullgrad._core.fast import replaceable
 from fullgrad._dispatch import opaque, row_largest, row_length, row_sum, row_totals
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS, norm_step
 from fullgrad.soft.simplex._powers import power_of_weights
@@ -22,6 +23,7 @@ def _like(x: Tensor, a: Tensor) -> Tensor:
 
 
 @opaque("entmax_weights", fake=_like, reads_values=True)
+@replaceable
 def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     r"""Rows of :math:`p = [1 + a (x - \theta)]_+^{1 / a}` that sum to 1, with one exponent per row."""
     x = x.expand(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))
@@ -64,6 +66,7 @@ def _like_x(x: Tensor, a: float) -> Tensor:
 
 
 @opaque("entmax_weights_by_number", fake=_like_x, schema="(Tensor x, float a) -> Tensor", reads_values=True)
+@replaceable
 def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
     """`entmax_weights` for a number between 0 and 1, exclusive: the norm is convex, and Newton's method never overshoots."""
     if x.shape[-1] == 0:
@@ -89,6 +92,7 @@ def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
 
 
 @opaque("normmax_weights", fake=_like, reads_values=True)
+@replaceable
 def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
     r"""Rows of :math:`p = q / \sum q`, :math:`q = [x - \theta]_+^{1 / a}`, :math:`\sum q^{1 + a} = 1`."""
     x = x.expand(torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)))

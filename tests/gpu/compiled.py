@@ -1,0 +1,121 @@
+"""``python -m tests.gpu.compiled 80 90 > tests/gpu/compiled.json``: compile kernels for NVIDIA cards without one.
+
+80 is an A100, 90 an H100. It writes of each kernel: warps of a program, registers and bytes of stack of a thread, shared memory.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from fullgrad._fast.gpu import LONGEST_SORTED, pairs, sorted_rows, thresholds
+
+FOUND = pathlib.Path(__file__).with_name("compiled.json")
+TARGETS = (80, 90)
+
+
+@contextlib.contextmanager
+def compiling(target):
+    """A list of what calls of kernels compile; they launch nothing."""
+    found, gpu = [], GPUTarget("cuda", target, 32)
+    driver = types.SimpleNamespace(
+        get_current_target=lambda: gpu,
+        get_current_device=lambda: 0,
+        set_current_device=lambda device: None,
+        get_current_stream=lambda device=None: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+    )
+    triton.runtime.driver.set_active(driver)
+    before = JITFunction.__getitem__
+    JITFunction.__getitem__ = lambda self, grid: lambda *a, **k: found.append(self.run(*a, grid=grid, warmup=True, **k))
+    try:
+        yield found
+    finally:
+        JITFunction.__getitem__ = before
+
+
+def resources(kernel):
+    """Warps, registers, the stack (bytes that a thread spills) and shared memory."""
+    assert not re.search(r"\b(atom|red)\.", kernel.asm["ptx"]), "an atomic operation: sums have no fixed order"
+    tool = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        pathlib.Path(path).write_bytes(kernel.asm["cubin"])
+        text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    return [kernel.metadata.num_warps, *[int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "SHARED")]]
+
+
+def kernels():
+    """Names and calls of each kernel, at the lengths of rows that a warp shares, and that several share."""
+    for n, dtype in ((32, torch.float32), (1000, torch.float32), (1000, torch.bfloat16), (1000, torch.float64)):
+        x = torch.zeros(64, n, dtype=dtype)
+        one, brief = x[:, :1].contiguous(), dtype != torch.float32
+        end = f", rows of {n} {str(dtype)[6:]}"
+        families = (("simplex", "c1"), ("entmax", ""), ("normmax", ""), ("capped", "smooth"), ("topk", "c1"))
+        for family, mode in families[1:4:2] if brief else families:
+            for what in ("value", "along"):
+                name = f"{family} {mode} {what}".replace("  ", " ") + end
+                yield name, lambda x=x, what=what, of=(family, mode): thresholds.run(x, what, 0.7, *of, 0.1, x)
+        for family in () if brief else ("entmax", "normmax"):
+            yield f"{family} number{end}", lambda x=x, f=family, a=one: thresholds.run(x, "number", a, f, "", 1.0, x)
+        statistics = (("neuralsort", "sort", "smooth"), ("softsort", "sort", "c1"), ("neuralsort", "rank", "smooth"),
+                      ("sigmoid", "rank", "smooth"), ("largest", "max", "smooth"))  # fmt: skip
+        for method, output, mode in statistics[:1] if brief else statistics:
+            for what in ("value", "vjp") if n > 32 else ("value", "vjp", "jvp"):
+                v = () if what == "value" else (one if output == "max" and what == "vjp" else x,)
+                shape = one.shape if output == "max" and what != "vjp" else x.shape
+                options = {
+                    "method": method,
+                    "mode": mode,
+                    "softness": 0.1,
+                    "rank": output == "rank",
+                    "count": 1 if output == "max" else n,
+                }
+                yield (
+                    f"{output} {method} {mode} {what}{end}",
+                    lambda x=x, shape=shape, w=what, v=v, o=options: pairs.run(x, shape, w, *v, **o),
+                )
+    for n in (32, LONGEST_SORTED):
+        x = torch.zeros(64, n)
+        for rank in (False, True) if n == 32 else (False,):
+            for what, v in (("value", ()), ("vjp", (x,))):
+                name = f"{'rank' if rank else 'sort'} softsort by scans {what}, rows of {n}"
+                yield name, lambda x=x, w=what, v=v, rank=rank: sorted_rows.run(x, x.shape, w, *v, softness=0.1, rank=rank)
+
+
+def compile_all(targets):
+    """What each kernel takes, by target and name."""
+    found = {}
+    for target in targets:
+        of_target = found.setdefault(str(target), {})
+        for name, call in kernels():
+            with compiling(target) as made:
+                call()
+            (kernel,) = made
+            of_target[name] = resources(kernel)
+    return found
+
+
+def written(found):
+    """The table as JSON, a kernel a line."""
+    lines = [
+        f'"{target}": {{\n' + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}"
+        for target, rows in found.items()
+    ]
+    return f'{{"triton": "{triton.__version__}", "kernels": {{\n' + ",\n".join(lines) + "\n}}"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(written(compile_all([int(v) for v in sys.argv[1:]])))

@@ -1,0 +1,229 @@
+"""Kernels, by Triton's interpreter, are the formulas: values and first derivatives, below every transform."""
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fullgrad import soft
+from fullgrad._fast.gpu import pairs, rows, thresholds
+from tests.gpu.comparison import (
+    DTYPES,
+    FUNCTIONS,
+    PROJECTIONS,
+    careful_rows,
+    compare,
+    error,
+    formulas,
+    launches,
+    results,
+)
+
+pytestmark = pytest.mark.short
+# One function of each way through a kernel.
+KINDS = (
+    "sparsemax", "entmax 1.75", "normmax 2.0", "proj_capped_simplex smooth", "topk_mask_st c1", "sort neuralsort smooth",
+    "sort softsort c1", "argsort neuralsort", "sort softsort and weights", "topk neuralsort", "median neuralsort",
+    "quantile softsort", "max softsort smooth", "max_st softsort", "rank neuralsort smooth", "rank softsort smooth",
+    "rank sigmoid smooth", "sort softsort smooth",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_first_derivatives(name):
+    """For rows with ties, infinities and NaN, constant ones, far from 0 and large ones."""
+    for dtype in (torch.float32, torch.float64):
+        for n in (3, 16):
+            compare(name, FUNCTIONS[name], careful_rows(n), -1, dtype)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_other_sizes_and_dtypes(name):
+    """Rows of one, and longer than a tile of the kernel is wide; half precision is computed in float32."""
+    x = torch.randn(3, 70, dtype=torch.float64).float()
+    compare(name, FUNCTIONS[name], x, -1, torch.float32, ("value", "vjp"))
+    for dtype in DTYPES if "sigmoid" not in name else ():  # a single rank is a constant
+        compare(name, FUNCTIONS[name], careful_rows(1), -1, dtype)
+    for dtype in DTYPES[2:]:
+        compare(name, FUNCTIONS[name], careful_rows(9), -1, dtype)
+
+
+def layouts():
+    """Tensors in memory in other ways than rows one after the other, and dims."""
+    x = torch.randn(6, 4, 8, dtype=torch.float64)
+    yield "first dim", x[:, :, 0], -2
+    yield "middle dim", x, -2
+    yield "transposed", x[0].mT, -1
+    yield "strided", x[::2, :, ::2], -1
+    yield "one row", x[0, 0], -1
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_dim_and_stride(name):
+    """Any dim, and tensors that are not contiguous; an expanded one, whose gradient is summed."""
+    for _, x, dim in layouts():
+        compare(name, FUNCTIONS[name], x, dim, torch.float32)
+    compare(name, FUNCTIONS[name], torch.randn(1, 5).expand(3, 5), -1, torch.float32, ("value", "vjp"))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_rows(name):
+    """A batch of 0 rows has a value and a gradient of its shape."""
+    x = torch.randn(0, 5)
+    with formulas():
+        expected = results(FUNCTIONS[name], x, -1, ("value", "vjp"))
+    found = results(FUNCTIONS[name], x, -1, ("value", "vjp"))
+    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
+
+
+def close(found, expected):
+    """Whether results agree to the tolerance of float64."""
+    return error(found, expected, expected.shape[0] if expected.ndim else 1) < 1e-7
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_below_transforms(name):
+    """Per-sample gradients and batched tangents run kernels; second derivatives are those of the formula."""
+    f, x = FUNCTIONS[name], torch.randn(2, 3, 6, dtype=torch.float64)
+    v = torch.linspace(-1, 2, f(x[0], -1).numel(), dtype=torch.float64)
+
+    def scalar(x):
+        return (f(x, -1).flatten() ** 2 * v).sum()
+
+    def tangents(x):
+        return torch.func.jvp(lambda x: f(x, -1), (x,), (x.cos(),))[1]
+
+    for transformed in (torch.vmap(torch.func.grad(scalar)), torch.vmap(tangents), torch.vmap(lambda x: f(x, -1))):
+        with launches() as kernels:
+            found = transformed(x)
+        assert kernels or "_st" in name, "a hard value is torch's"
+        with formulas():
+            expected = transformed(x)
+        assert close(found, expected)
+    leaf = x[0].clone().requires_grad_()
+
+    def second():
+        (g,) = torch.autograd.grad(scalar(leaf), leaf, create_graph=True)
+        return torch.autograd.grad((g * x[1]).sum(), leaf)[0], torch.func.hessian(scalar)(x[0]).flatten(1)
+
+    found = second()
+    with formulas():
+        assert all(map(close, found, second()))
+
+
+@pytest.mark.parametrize("name", ["entmax", "normmax", "proj_capped_simplex"])
+def test_a_number_that_learns(name):
+    """The exponent, or the sum, of each row or of all has its own gradient, by a kernel, and a tangent."""
+    f, low = getattr(soft, name), 1.4 if name != "proj_capped_simplex" else 0.8
+    x, g = torch.randn(4, 7, dtype=torch.float64), torch.randn(4, 7, dtype=torch.float64)
+    for shape in ((), (1,), (4, 1)):
+        number = low + torch.rand(shape, dtype=torch.float64)
+
+        def gradients(number=number):
+            y, pull = torch.func.vjp(f, x, number)
+            tangent = torch.func.jvp(f, (x, number), (g, torch.ones_like(number)))[1]
+            samples = torch.vmap(torch.func.grad(lambda x, a: (f(x, a) * g[0]).sum(), (0, 1)), (0, None))(x, number.flatten()[:1])
+            return *pull(g), tangent, y, *samples
+
+        with launches() as kernels:
+            found = gradients()
+        assert len(kernels) >= 6
+        with formulas():
+            assert all(map(close, found, gradients()))
+
+
+NUMBERS = st.one_of(
+    st.floats(-4, 4, width=16), st.sampled_from([0.0, 1.0, -1.0, 1e4, -1e4]), st.sampled_from([torch.inf, -torch.inf, torch.nan])
+)
+
+
+@hypothesis.settings(max_examples=24)
+@hypothesis.given(name=st.sampled_from(KINDS), data=st.data(), dtype=st.sampled_from(DTYPES[:2]))
+def test_drawn_rows(name, data, dtype):
+    """Rows of any numbers; those with infinities have at least three finite numbers that differ."""
+    n = data.draw(st.integers(2, 7))
+    drawn = data.draw(st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=3))
+    x = torch.tensor(drawn, dtype=torch.float64)
+    x = x[torch.tensor([bool(row.isinf().sum() == 0 or row[row.isfinite()].unique().numel() > 2) for row in x])]
+    hypothesis.assume(len(x))
+    compare(name, FUNCTIONS[name], x, -1, dtype)
+
+
+# Functions of kernels, by module and name, what is wrong with one, and a function that runs it.
+@triton.jit
+def _linked(t, MODE: tl.constexpr):
+    p = rows.positive(t)
+    return p, p
+
+
+@triton.jit
+def _unstandardized(v, finite, h, stats):
+    return tl.where(finite, v, 0.0)
+
+
+@triton.jit
+def _curved(d, MODE: tl.constexpr):
+    e = tl.exp(-tl.abs(d))
+    return tl.where(d >= 0, 1 / (1 + e), e / (1 + e)), e
+
+
+@triton.jit
+def _without_slope(d, MODE: tl.constexpr):
+    v, _ = rows.curve(d, MODE)
+    return 2 * v - 1, 2 * v - 1
+
+
+@triton.jit
+def _unsummed(x):
+    return rows.row_max(x)
+
+
+@triton.jit
+def _unsharpened(p, z, a):
+    return p * 0.999
+
+
+@triton.jit
+def _first(x, ok, count, n, INT: tl.constexpr):
+    return rows.row_max(x) + 900
+
+
+@triton.jit
+def _weightless(score, MODE: tl.constexpr):
+    p = tl.exp(score)
+    return p / rows.row_sum(p), p
+
+
+@triton.jit
+def _nan_is_lost(x):
+    return rows.row_max(x) > 1e38
+
+
+BROKEN = (
+    (thresholds, "link", _linked, "proj_simplex c2", "vjp"),
+    (rows, "standardized", _unstandardized, "sort neuralsort smooth", "vjp"),
+    (thresholds, "curve", _curved, "proj_capped_simplex smooth", "vjp"),
+    (thresholds, "sharpened", _unsharpened, "entmax 1.75", "value"),
+    (thresholds, "row_sum", _unsummed, "normmax 2.0", "value"),
+    (thresholds, "between", _first, "proj_capped_simplex c1", "value"),
+    (thresholds, "has_nan", _nan_is_lost, "sparsemax", "value"),
+    (pairs, "absolute_slope", _without_slope, "sort neuralsort smooth", "vjp"),
+    (pairs, "weights", _weightless, "max softsort smooth", "vjp"),
+    (pairs, "curve", _curved, "rank sigmoid smooth", "jvp"),
+)
+
+
+@pytest.mark.parametrize(("module", "function", "wrong", "name", "what"), BROKEN, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_a_broken_kernel_is_seen(module, function, wrong, name, what, monkeypatch):
+    """The comparison itself: a wrong slope, sum, threshold or NaN of a kernel fails it."""
+    monkeypatch.setattr(module, function, wrong)
+    with pytest.raises(AssertionError, match="off by"):
+        compare(name, FUNCTIONS[name], careful_rows(9), -1, torch.float32, (what,))
+
+
+def test_every_kind_is_a_function():
+    """The lists above name what exists."""
+    assert set(KINDS) <= set(FUNCTIONS)
+    assert len(PROJECTIONS) > 20

@@ -617,6 +617,28 @@ def is_custom(overload: Any) -> bool:
     return namespace not in _TORCH and namespace.partition("_")[0] != "fullgrad"
 
 
+def operator_of_class(cls: Any) -> Any:
+    """The operator for which torch has made a Function, whose class is that of a node; None of another class."""
+    rule = cls.__dict__.get("backward")
+    rule = rule.__func__ if isinstance(rule, staticmethod) else rule
+    while rule is not None and getattr(rule, "__module__", "") == "torch._library.autograd":
+        cells = dict(zip(rule.__code__.co_freevars, [c.cell_contents for c in rule.__closure__ or ()], strict=True))
+        if "op" in cells:
+            return cells["op"]
+        rule = cells.get("orig_backward")
+    return None
+
+
+def place_of_operator(overload: Any) -> tuple[str, int]:
+    """The file and the line where an operator is defined; an empty name where torch does not know."""
+    function = defined_operator(overload)
+    if function is not None and hasattr(function, "__code__"):
+        return function.__code__.co_filename, function.__code__.co_firstlineno
+    said = [line for line in _dump(overload._schema.name).splitlines() if line.startswith("debug: registered at ")]
+    file, _, line = said[0].removeprefix("debug: registered at ").rpartition(":") if said else ("", "", "")
+    return (file, int(line)) if line.isdigit() else ("", 0)
+
+
 _infos: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _dump = _optional("_C._dispatch_dump", lambda name: "", _OPERATORS)
 

@@ -322,6 +322,7 @@ class Printing(torch.autograd.Function):
 
 
 @pytest.mark.long(but=1)
+@pytest.mark.filterwarnings("ignore")  # Dynamo raises warnings as errors of its own
 @pytest.mark.parametrize("with_gradient", [True, False])
 def test_a_class_that_breaks_the_graph_is_compiled(with_gradient):
     """Inside the context, compiled code calls a class whose code breaks the graph, forward and backward."""

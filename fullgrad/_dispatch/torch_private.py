@@ -579,7 +579,7 @@ def defined_operator(overload: Any) -> Any:
 
 
 class Registered(SimpleNamespace):
-    """What an operator of torch.library has for autograd: ``setup_context`` and ``backward``; or how it lacks them."""
+    """The rules of an operator of torch.library for autograd, ``setup_context`` and ``backward``; or how it lacks them."""
 
     setup_context = backward = None
     has_kernel = False  # a kernel for autograd of its own, which nobody can read
@@ -587,7 +587,7 @@ class Registered(SimpleNamespace):
 
 
 def registered_autograd(overload: Any) -> Registered:
-    """What is registered for an operator now."""
+    """The rules that are registered for an operator now."""
     name = overload._schema.name
     info = _opdefs.get(name) if overload._overloadname == "default" else None
     full = name if overload._overloadname == "default" else f"{name}.{overload._overloadname}"
@@ -614,7 +614,7 @@ def _is_torch(name: str) -> bool:
 def is_custom(overload: Any) -> bool:
     """Whether an operator is of another package than torch and fullgrad."""
     namespace = overload._schema.name.partition("::")[0]
-    return namespace not in _TORCH and namespace.partition("_")[0] != "fullgrad"
+    return namespace not in _TORCH and namespace != "fullgrad"
 
 
 def operator_of_class(cls: Any) -> Any:
@@ -644,7 +644,7 @@ _dump = _optional("_C._dispatch_dump", lambda name: "", _OPERATORS)
 
 
 def _info_of(overload: Any, full: str) -> Any:
-    """What `torch.library.register_autograd` was given for an operator of a `torch.library.Library` or of C++.
+    """The rules that `torch.library.register_autograd` was given for an operator of a `torch.library.Library` or of C++.
 
     The kernel alone has it, in a variable. A kernel that is written in Python is called with tensors without numbers, and
     stopped where it would call the operator itself: its variables are then on the stack.

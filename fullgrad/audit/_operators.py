@@ -43,7 +43,7 @@ def operators(tree: ast.Module) -> Iterator[Operator]:
 
 
 def replacement(operator: Operator) -> str:
-    """What to write."""
+    """The code to write."""
     return "adopt(op), or adopting()" if "func.grad" in operator.breaks else "adopt(op, reference=…), or register_autograd"
 
 

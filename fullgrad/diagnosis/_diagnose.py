@@ -231,7 +231,7 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
 
 
 def _best(line: str, fails: dict[str, str], result: Tested) -> tuple[str, str]:
-    """What is said of the context in which the fewest derivatives fail, if none mends all, and its line."""
+    """The words about the context in which the fewest derivatives fail, if none mends all, and its line."""
     if line or not result.inside:
         return "", line
     best = min(result.inside, key=lambda context: len(result.inside[context]))

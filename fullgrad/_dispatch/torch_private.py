@@ -588,7 +588,7 @@ def defined_operator(overload: Any) -> Any:
 
 
 class Registered(SimpleNamespace):
-    """What an operator of torch.library has for autograd: ``setup_context`` and ``backward``; or how it lacks them."""
+    """The rules of an operator of torch.library for autograd, ``setup_context`` and ``backward``; or how it lacks them."""
 
     setup_context = backward = None
     has_kernel = False  # a kernel for autograd of its own, which nobody can read
@@ -596,7 +596,7 @@ class Registered(SimpleNamespace):
 
 
 def registered_autograd(overload: Any) -> Registered:
-    """What is registered for an operator now."""
+    """The rules that are registered for an operator now."""
     name = overload._schema.name
     info = _opdefs.get(name) if overload._overloadname == "default" else None
     full = name if overload._overloadname == "default" else f"{name}.{overload._overloadname}"
@@ -623,7 +623,29 @@ def _is_torch(name: str) -> bool:
 def is_custom(overload: Any) -> bool:
     """Whether an operator is of another package than torch and fullgrad."""
     namespace = overload._schema.name.partition("::")[0]
-    return namespace not in _TORCH and namespace.partition("_")[0] != "fullgrad"
+    return namespace not in _TORCH and namespace != "fullgrad"
+
+
+def operator_of_class(cls: Any) -> Any:
+    """The operator for which torch has made a Function, whose class is that of a node; None of another class."""
+    rule = cls.__dict__.get("backward")
+    rule = rule.__func__ if isinstance(rule, staticmethod) else rule
+    while rule is not None and getattr(rule, "__module__", "") == "torch._library.autograd":
+        cells = dict(zip(rule.__code__.co_freevars, [c.cell_contents for c in rule.__closure__ or ()], strict=True))
+        if "op" in cells:
+            return cells["op"]
+        rule = cells.get("orig_backward")
+    return None
+
+
+def place_of_operator(overload: Any) -> tuple[str, int]:
+    """The file and the line where an operator is defined; an empty name where torch does not know."""
+    function = defined_operator(overload)
+    if function is not None and hasattr(function, "__code__"):
+        return function.__code__.co_filename, function.__code__.co_firstlineno
+    said = [line for line in _dump(overload._schema.name).splitlines() if line.startswith("debug: registered at ")]
+    file, _, line = said[0].removeprefix("debug: registered at ").rpartition(":") if said else ("", "", "")
+    return (file, int(line)) if line.isdigit() else ("", 0)
 
 
 _infos: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -631,7 +653,7 @@ _dump = _optional("_C._dispatch_dump", lambda name: "", _OPERATORS)
 
 
 def _info_of(overload: Any, full: str) -> Any:
-    """What `torch.library.register_autograd` was given for an operator of a `torch.library.Library` or of C++.
+    """The rules that `torch.library.register_autograd` was given for an operator of a `torch.library.Library` or of C++.
 
     The kernel alone has it, in a variable. A kernel that is written in Python is called with tensors without numbers, and
     stopped where it would call the operator itself: its variables are then on the stack.

@@ -46,7 +46,7 @@ _operators: Any = weakref.WeakKeyDictionary()
 def adopt(
     cls: Any, strict: bool = False, allow_loop: bool = True, *, reference: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    r"""Make anyone's ``torch.autograd.Function`` right under every transform, unchanged.
+    r"""Make anyone's ``torch.autograd.Function`` or operator of ``torch.library`` right under every transform, unchanged.
 
     The class stays as it is: its forward is the value, its ``backward`` the declared derivative,
 
@@ -64,13 +64,16 @@ def adopt(
     Cases that cannot be right raise: inputs changed in place, tensors hidden in objects, a second derivative of a
     ``once_differentiable`` backward. The page "Adopt" of the documentation has the whole list.
 
+    An operator's backward is that of ``torch.library.register_autograd``; one without it, or with a kernel for autograd of its
+    own, needs a reference.
+
     With a ``reference``, plain torch code for the same function, the class or library operator is a kernel as in
     :func:`with_reference`: a class's own backward is the first derivative in reverse mode, for which its forward runs again, and
     all else is that of the reference; ``vmap`` calls it sample by sample.
 
     Args:
-        cls: A subclass of ``torch.autograd.Function``, old style or new style; with a ``reference`` also an operator of
-            ``torch.ops``.
+        cls: A subclass of ``torch.autograd.Function``, old style or new style; or an operator of ``torch.library``: what
+            ``custom_op`` returns, or an attribute of ``torch.ops``, with one overload or all.
         strict: Raise where a second derivative would treat a saved intermediate that depends on an input as a constant.
         allow_loop: Whether code that cannot be batched may run sample by sample; otherwise it raises.
         reference: A function of the same arguments in torch code.
@@ -79,7 +82,7 @@ def adopt(
         A function with the signature of ``cls.apply``.
 
     Raises:
-        TypeError: ``cls`` is not a subclass of ``torch.autograd.Function``, or ``reference`` is not callable.
+        TypeError: ``cls`` is neither, or an operator whose derivative cannot be read; or ``reference`` is not callable.
 
     Example:
         >>> import torch, fullgrad
@@ -135,14 +138,15 @@ def _gradients(cls: Any, inputs: tuple[Any, ...], outputs: Any, grads: Any) -> t
 def adopting(
     *packages: Package, exclude: Any = (), strict: bool = False, allow_loop: bool = True, checkpoint: bool = False
 ) -> "Adopting":
-    """Adopt every ``torch.autograd.Function`` that is called inside: a whole model of other packages, unchanged.
+    """Adopt every ``torch.autograd.Function`` and operator of ``torch.library`` that is called inside: a whole model of other
+    packages, unchanged.
 
-    A class is adopted, as by `adopt`, when it is called while a transform or forward mode is active; plain eager code is not
+    It is adopted, as by `adopt`, when it is called while a transform or forward mode is active; plain eager code is not
     affected. torch's own Functions (checkpoint, FSDP, compiled code) and fullgrad's are left alone. The context may be nested,
     belongs to the current thread or task, and also decorates functions. On leaving, everything is as before.
 
     Args:
-        packages: Modules, or names of modules and classes, whose classes are adopted; all by default.
+        packages: Modules, or names of modules, classes and namespaces of operators, which are adopted; all by default.
         exclude: A module, a name, or a tuple of them, whose classes are left alone.
         strict: As in `adopt`; plain eager calls are then adopted, too.
         allow_loop: As in `adopt`.

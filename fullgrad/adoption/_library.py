@@ -161,8 +161,8 @@ def _checked(op: Any, registered: Any, tensors: Sequence[Tensor], result: Any) -
 
 def check_adoptable(op: Any) -> None:
     """Refuse an operator whose derivative cannot be read."""
-    overloads = [overload_of(op)] if overload_of(op) is not None else op.op_overloads()
-    for overload in overloads:
+    names = op.overloads() if hasattr(op, "overloads") else ()
+    for overload in [getattr(op, name) for name in names] or [overload_of(op)]:
         found = registered_autograd(overload)
         name = overload._schema.name
         if overload._schema.is_mutable:

@@ -1,4 +1,4 @@
-"""`audit`: Functions, detach tricks, gradient hooks and straight-through code in place, found in the source."""
+"""`audit`: Functions, operators, detach tricks, gradient hooks and straight-through code in place, found in the source."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fullgrad.audit import _functions, _terms
+from fullgrad.audit import _functions, _operators, _terms
 from fullgrad.audit._names import arguments, contents
 from fullgrad.audit._sources import parsed, trees
 
@@ -21,8 +21,8 @@ class Finding:
     """A place in the source.
 
     Args:
-        kind: ``"Function"``, ``"detach trick"``, ``"hook"`` or ``"in place"``.
-        name: The class, or the expression.
+        kind: ``"Function"``, ``"operator"`` of torch.library, ``"detach trick"``, ``"hook"`` or ``"in place"``.
+        name: The class, the operator, or the expression.
         file: The file, as the report names it.
         line: Its line.
         breaks: The features that do not work, or are wrong.
@@ -89,6 +89,7 @@ def audit_tree(tree: ast.Module, file: str) -> list[Finding]:
         Finding("Function", cls.name, file, cls.lineno, _functions.breaks(cls), _functions.replacement(cls))
         for cls in _functions.classes(tree)
     ]
+    found += [Finding("operator", o.name, file, o.line, o.breaks, _operators.replacement(o)) for o in _operators.operators(tree)]
     found += _expressions(tree, file)
     return sorted(found, key=lambda finding: finding.line)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import pytree
+from fullgrad._dispatch import operator_of_class, place_of_operator, pytree
 from fullgrad.audit import Finding as OfSource
 from fullgrad.audit._find import audit_tree
 from fullgrad.audit._sources import tree
@@ -206,6 +206,9 @@ def _plain(name: str) -> str:
 
 
 def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: Tested, layers: list[str]) -> Found:
+    op = operator_of_class(cls)
+    if op is not None:
+        return _of_operator(name, op, fails, line, result, layers)
     file = inspect.getsourcefile(cls)
     module = None if file is None else tree(Path(file), False)
     audited = [] if module is None or file is None else [f for f in audit_tree(module, file) if f.name == cls.__name__]
@@ -216,11 +219,8 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
         write = full(audited[0].replacement)
         what += f"; by its source it breaks {', '.join(audited[0].breaks)}"
         operator = write if "adopt(" not in write else ""
-    if not line and result.inside:
-        best = min(result.inside, key=lambda context: len(result.inside[context]))
-        left = len(result.inside[best])
-        what += f"; {left} also inside of {best.removesuffix(':')}"
-        line = best if left < len(fails) else ""
+    more, line = _best(line, fails, result)
+    what += more
     instead_of = ""
     if operator and line:
         what += f". The operator for it is {operator}, with arguments that give its slope: compare gradients"
@@ -228,6 +228,23 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
         line, instead_of = f"y = {operator}", f"y = {cls.__name__}.apply(x)"
     page = _PAGE_OF.get(line, "audit")
     return Found(name, "Function", what, line, instead_of, page, place, fails, layers)
+
+
+def _best(line: str, fails: dict[str, str], result: Tested) -> tuple[str, str]:
+    """The words about the context in which the fewest derivatives fail, if none mends all, and its line."""
+    if line or not result.inside:
+        return "", line
+    best = min(result.inside, key=lambda context: len(result.inside[context]))
+    left = len(result.inside[best])
+    return f"; {left} also inside of {best.removesuffix(':')}", best if left < len(fails) else ""
+
+
+def _of_operator(name: str, op: Any, fails: dict[str, str], line: str, result: Tested, layers: list[str]) -> Found:
+    file, number = place_of_operator(op)
+    what = f"{op._schema.name}, an operator of torch.library, runs here: {_count(len(fails), 'derivative')} of 8 fail"
+    more, line = _best(line, fails, result)
+    place = f"{_mend.short(file)}:{number}" if file else ""
+    return Found(name, "operator", what + more, line, "", _PAGE_OF.get(line, "adopt"), place, fails, layers)
 
 
 # --- The source -----------------------------------------------------------------------------------------------------------

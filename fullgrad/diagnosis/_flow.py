@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 import fullgrad
-from fullgrad._dispatch import pytree
+from fullgrad._dispatch import operator_of_class, pytree
 from fullgrad.diagnosis._mend import Place, place_of_call
 
 Loss = Callable[..., Any]
@@ -288,8 +288,10 @@ def _nodes_of(output: Any, inputs: Any, owner: dict[Any, str]) -> list[Any]:
 
 
 def _class(node: Any) -> Any:
-    """The class of a Function that is neither torch's nor this package's."""
+    """The class of a Function that is neither torch's nor this package's, or that torch has made for an operator."""
     cls = getattr(type(node), "_forward_cls", None)
+    if cls is not None and operator_of_class(cls) is not None:
+        return cls
     return cls if cls is not None and cls.__module__.partition(".")[0] not in ("torch", "fullgrad") else None
 
 

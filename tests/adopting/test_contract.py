@@ -11,6 +11,10 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fullgrad
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*sample by sample"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated"),  # Dynamo instantiates a class
+]
 X = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
 LOW = torch.tensor(0.5, dtype=torch.float64)
 ONE = torch.ones((), dtype=torch.float64)
@@ -263,7 +267,6 @@ class Numpy(torch.autograd.Function):
         return torch.from_numpy(np.cos(x.detach().numpy()) * t.detach().numpy())
 
 
-@pytest.mark.filterwarnings("ignore:.*sample by sample")
 def test_numpy_in_ctx_and_in_a_jvp():
     """Arrays in ctx are those of each sample, and a `jvp` may compute with numpy."""
     batch = torch.stack([X, X + 1])
@@ -319,6 +322,7 @@ class Printing(torch.autograd.Function):
 
 
 @pytest.mark.long(but=1)
+@pytest.mark.filterwarnings("ignore")  # Dynamo raises warnings as errors of its own
 @pytest.mark.parametrize("with_gradient", [True, False])
 def test_a_class_that_breaks_the_graph_is_compiled(with_gradient):
     """Inside the context, compiled code calls a class whose code breaks the graph, forward and backward."""

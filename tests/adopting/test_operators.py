@@ -353,6 +353,25 @@ def test_a_later_registration_counts():
         close(jvp(lambda x: OPS.late(x), (X,), (X,))[1], X.cos() * X)
 
 
+def test_diagnose_names_the_operator_and_its_place():
+    """`diagnose` names an operator that loses derivatives, the line where it is defined, and the context that mends it."""
+    from fullgrad.diagnosis._diagnose import diagnose
+
+    class Norm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.weight = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return operators.rms_norm(self.linear(x), self.weight)
+
+    (found,) = [f for f in diagnose(Norm().double(), (draw(3, 4),), {}).findings if f.kind == "operator"]
+    assert found.what.startswith("fullgradtests::rms_norm, an operator of torch.library, runs here")
+    assert "operators_of_packages.py:" in found.place
+    assert found.line == "with fullgrad.adopting():"
+    assert found.fails["jvp"].startswith("is silently wrong")
+
+
 def test_code_compiled_outside_is_not_used_inside():
     """A transform that was compiled outside of the context, where it loses a tangent, is compiled again inside."""
     torch._dynamo.reset()

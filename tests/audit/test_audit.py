@@ -472,3 +472,33 @@ def test_a_package_by_its_name_on_the_index(tmp_path, monkeypatch):
         assert [f.file for f in audit([name])] == ["own_module/__init__.py", "alone.py"]
     with pytest.raises(FileNotFoundError, match="no-such-own: no such file or folder, and no package"):
         audit(["no-such-own"])
+
+
+OPERATORS = """
+import torch
+
+@torch.library.custom_op("space::with_rule", mutates_args=())
+def with_rule(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+with_rule.register_autograd(lambda ctx, g: g)
+with_rule.register_vmap(lambda info, in_dims, x: (x, in_dims[0]))
+triton = torch.library.triton_op("space::without_rule", kernel, mutates_args=())
+lib = torch.library.Library("space", "FRAGMENT")
+lib.define("of_library(Tensor x) -> Tensor")
+lib.define("composite(Tensor x) -> Tensor")
+lib.impl("composite", lambda x: x.sin(), "CompositeImplicitAutograd")
+sympy.define("no operator")
+"""
+
+
+def test_operators_of_torch_library_are_listed():
+    """Each operator of torch.library is listed by its line and name, with what a transform loses; composite ones lose nothing."""
+    found = {f.name: f for f in audit_source(OPERATORS, "ops.py") if f.kind == "operator"}
+    assert {name: (f.line, f.breaks) for name, f in found.items()} == {
+        "space::with_rule": (5, ("func.grad", "jvp (silently 0)")),
+        "space::without_rule": (10, ("gradient", "jvp (silently 0)", "one sample at a time")),
+        "of_library": (12, ("func.grad", "jvp (silently 0)", "one sample at a time")),
+    }
+    assert found["space::with_rule"].replacement == "adopt(op), or adopting()"
+    assert "reference" in found["space::without_rule"].replacement

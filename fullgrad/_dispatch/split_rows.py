@@ -1,7 +1,8 @@
 """Sums over rows that several ranks share, for rules that run on the shards of a row.
 
-A rule of an operator that declares ``splits_rows`` takes the reductions of a row from here. Where rows are whole, they are
-torch's own; where `distributed` runs the rule on a part of each row, the ranks exchange one number for each row and sum.
+A rule of an operator that declares ``splits_rows`` takes the sums and the largest element of a row from here. Where rows are
+whole, they are torch's own; where `distributed` runs the rule on a part of each row, ranks exchange one number for each row and
+sum.
 """
 
 import contextlib

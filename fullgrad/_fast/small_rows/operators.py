@@ -90,7 +90,7 @@ def _arguments(operator: Any, inputs: Any) -> tuple[Any, ...]:
 
 
 def _places_of(operator: Any, inputs: Any) -> int:
-    """Of how many places weights are computed."""
+    """The number of places whose weights are computed."""
     places, _ = _FORMS[operator, inputs[-1][1]]
     return places(inputs[0].shape[inputs[operator.dim_at]], *_arguments(operator, inputs))
 

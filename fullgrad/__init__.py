@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         gradients,
         implicit,
         losses,
+        per_sample,
         quantizers,
         rounding,
         safe,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         "blackbox",
         "implicit",
         "losses",
+        "per_sample",
         "quantizers",
         "safe",
         "sampling",
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
 # A family is imported on the first use of one of its names. The names of the first group are also names of `fullgrad`, and are
 # searched in this order: `straight` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion", "straight")
-_MODULES = ("blackbox", "implicit", "losses", "quantizers", "safe", "sampling", "soft", "spikes")
+_MODULES = ("blackbox", "implicit", "losses", "per_sample", "quantizers", "safe", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
 

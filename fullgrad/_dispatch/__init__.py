@@ -82,6 +82,7 @@ from fullgrad._dispatch.torch_private import (
     outside_dynamo_later,
     outside_legacy_vmap,
     outside_saved_tensor_hooks,
+    output_metadata,
     preserved_keys,
     pytree,
     records_in_place,

@@ -85,6 +85,9 @@ class Loss:
         leaves, spec = self.parameters(params), pytree.tree_flatten(params)[1]
         dims = self.dims(batch)
         size, device = self.size(batch)
+        if not size and not self.has_aux:  # torch's vmap takes no empty batch in many functions
+            after(slice(0, 0))
+            return ()
         if torch.compiler.is_dynamo_compiling():
             return self._compiled(params, batch, dims, size, finish, after)
         tensors = [v for v in pytree.tree_leaves((params, batch)) if isinstance(v, Tensor)]

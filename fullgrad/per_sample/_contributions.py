@@ -286,7 +286,7 @@ def to_parameter(found: Contribution, shape: torch.Size) -> Contribution:
             return Dense((r * (c @ s.mT)).sum(1).reshape(-1, *shape))
         if wanted == (1, found.shape[1]):
             return Dense((c * (r @ s)).sum(1).reshape(-1, *shape))
-    gradients = [g.sum_to_size(g.shape[0], *(1,) * (g.ndim - 1 - len(shape)), *shape) for g in found._parts()]
+    gradients = [g.sum_to_size(g.shape[0], *(1,) * (g.ndim - 1 - len(shape)), *shape) for _, g in found._parts()]
     return Dense(torch.cat(gradients).reshape(-1, *shape))
 
 

@@ -24,7 +24,7 @@ def gramian(
             product = found.gramian()
             products[:] = [products[0] + product.to(products[0].device) if products else product]
 
-        aux, dtype = given.run(params, batch, finish), result_dtype(leaves)
+        aux, dtype = given.run(params, batch, finish, may_chunk=False), result_dtype(leaves)
         size = given.size(batch)[0]
         result = products[0].to(dtype) if products else leaves[0].detach().new_zeros(size, size, dtype=dtype)
         return (result, aux) if has_aux else result

@@ -32,7 +32,7 @@ class Record:
         self, shapes: Sequence[torch.Size], marker: Tensor, is_forward: bool, finish: Callable[[int, Contribution], None]
     ) -> None:
         self.shapes, self.marker, self.is_forward, self.finish = shapes, marker, is_forward, finish
-        self.level, self.is_delivering = 0, False
+        self.level, self.is_delivering, self.taken = 0, False, 0  # in bytes
         self.entries: dict[Any, int] = {}
         self.parts: dict[int, list[Contribution]] = {}
         sizes: list[int] = []
@@ -149,5 +149,8 @@ class Taken(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], delivery: Delivery, marker: Tensor, *tensors: Tensor) -> Any:
+        delivery.record.taken += sum(
+            [t.numel() * t.element_size() for t, d in zip(tensors, in_dims[2:], strict=True) if d is not None]
+        )
         delivery.what(*[Batched(t, d, info.batch_size) for t, d in zip(tensors, in_dims[2:], strict=True)])
         return marker, in_dims[1]

@@ -21,6 +21,9 @@ from fullgrad.per_sample._calls import Calls
 from fullgrad.per_sample._contributions import Contribution, Dense, opmath
 from fullgrad.per_sample._record import Record
 
+# As many samples are run first, where the size of chunks is to be chosen.
+_FIRST = 8
+
 
 class Loss:
     """A loss of one sample, and how it is applied to a batch.
@@ -77,10 +80,12 @@ class Loss:
         batch: Sequence[Any],
         finish: Callable[[slice, int, Contribution], None],
         after: Callable[[slice], Any] = lambda samples: None,
+        may_chunk: bool = True,
     ) -> Any:
         """Call ``finish`` with the contributions to each parameter of each chunk of samples, and ``after`` after each chunk.
 
-        Returns what the loss returns besides.
+        Without a ``chunk_size`` it is chosen by what samples take, if ``may_chunk`` and if no sample draws: other chunks would draw
+        other numbers. Returns what the loss returns besides.
         """
         leaves, spec = self.parameters(params), pytree.tree_flatten(params)[1]
         dims = self.dims(batch)
@@ -92,7 +97,7 @@ class Loss:
             return self._compiled(params, batch, dims, size, finish, after)
         tensors = [v for v in pytree.tree_leaves((params, batch)) if isinstance(v, Tensor)]
         may_record = transforms_active() or any(v.requires_grad for v in tensors)
-        is_forward, done = forward_mode_is_on(), 0
+        is_forward, done, taken = forward_mode_is_on(), 0, [0]
 
         def of_sample(marker: Tensor, *sample: Any) -> Any:
             nonlocal done
@@ -112,13 +117,25 @@ class Loss:
                 is_recorded = torch.is_grad_enabled() and (may_record or are_differentiated([value])[0])
                 with torch.set_grad_enabled(is_recorded), record.delivering():
                     pull(torch.ones_like(value), retain_graph=is_recorded)
+            taken[0] = record.taken
             after(samples)
             return marker, aux
 
-        of_batch: Any = torch.func.vmap(
-            of_sample, (0, *dims), randomness=self.randomness, chunk_size=self.chunk_size if size else None
-        )
-        return of_batch(torch.zeros(size, device=device), *batch)[1]
+        def of_batch(batch: Sequence[Any], chunk_size: int | None) -> Any:
+            count = self.size(batch)[0]
+            mapped: Any = torch.func.vmap(
+                of_sample, (0, *dims), randomness=self.randomness, chunk_size=chunk_size if count else None
+            )
+            return mapped(torch.zeros(count, device=device), *batch)[1]
+
+        if self.chunk_size is not None or not may_chunk or self.randomness != "error" or size <= _FIRST:
+            return of_batch(batch, self.chunk_size)
+        # What the first samples take tells how many of the others are cheaper together.
+        aux = of_batch(_part(dims, tuple(batch), 0, _FIRST), None)
+        left, each = size - _FIRST, max(1, taken[0] // _FIRST)
+        most = max(_FIRST, 4 + 3 * sum([p.numel() * p.element_size() for p in leaves]) // each)
+        others = of_batch(_part(dims, tuple(batch), _FIRST, left), -(-left // -(-left // most)))
+        return pytree.tree_map(lambda first, other: torch.cat([first, other]), aux, others)
 
     def _compiled(self, params: Any, batch: Any, dims: Any, size: int, finish: Any, after: Any) -> Any:
         """The same by plain per-sample gradients: graphs of torch.compile do not show which calls have which parameters."""
@@ -163,6 +180,18 @@ def _leaves_with_dims(dims: Any, tree: Any) -> Iterator[tuple[int, Any]]:
     elif isinstance(dims, (tuple, list)) and isinstance(tree, (tuple, list)):
         for dim, part in zip(dims, tree, strict=False):
             yield from _leaves_with_dims(dim, part)
+
+
+def _part(dims: Any, tree: Any, first: int, count: int) -> Any:
+    """Some of the samples of a tree."""
+    if isinstance(dims, int):
+        return pytree.tree_map(lambda leaf: leaf.narrow(dims, first, count), tree)
+    if isinstance(dims, dict):
+        return {key: _part(dims[key], part, first, count) for key, part in tree.items()}
+    if isinstance(dims, (tuple, list)):
+        parts = [_part(dim, part, first, count) for dim, part in zip(dims, tree, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
 
 
 def result_dtype(leaves: Sequence[Tensor]) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fullgrad._core.elementwise import Elementwise
@@ -81,28 +82,28 @@ def _operator(node: Any) -> Any:
     return getattr(getattr(type(node), "_forward_cls", None), "operator", None)
 
 
-def slopes(record: Record, node: Any, like: Tensor) -> dict[int, Tensor | None] | None:
+def slopes(record: Record, node: Any) -> dict[int, Tensor | None] | None:
     """The derivative of a weight with respect to each of its parameters, element by element, None for 1.
 
-    ``like`` has the dtype and device of the weight. It is None itself if a rule returns another shape than that of its output.
+    It is None itself if a rule returns another shape than that of its output.
     """
     if node in record.entries:
         return {record.entries[node]: None}
     found: dict[int, Any] = {}
-    shape = output_metadata(node)[0].shape
-    if not _add_slopes(record, node, like, None, found):
+    shape = torch.Size(output_metadata(node)[0].shape)
+    if not _add_slopes(record, node, None, found):
         return None
     return {k: s.expand(shape) for k, s in found.items()}
 
 
-def _add_slopes(record: Record, node: Any, like: Tensor, slope: Tensor | None, found: dict[int, Any]) -> bool:
+def _add_slopes(record: Record, node: Any, slope: Tensor | None, found: dict[int, Any]) -> bool:
     """Add the derivative along each way from a node to a parameter to what was found for it."""
     if node in record.entries:
         k = record.entries[node]
         found[k] = found[k] + slope if k in found else slope
         return True
     made = output_metadata(node)[0]
-    ones = like.new_ones(made.shape, dtype=made.dtype)
+    ones = torch.ones(made.shape, dtype=made.dtype, device=made.device)
     if _operator(node) is None:
         terms = node(ones)
         terms = terms if isinstance(terms, tuple) else (terms,)
@@ -116,8 +117,8 @@ def _add_slopes(record: Record, node: Any, like: Tensor, slope: Tensor | None, f
         if term is None:
             continue
         term = term.to(made.dtype)
-        if term.shape != made.shape:
+        if term.shape != torch.Size(made.shape):
             return False
-        if not _add_slopes(record, next_node, like, term if slope is None else slope * term, found):
+        if not _add_slopes(record, next_node, term if slope is None else slope * term, found):
             return False
     return True

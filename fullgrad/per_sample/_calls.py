@@ -326,7 +326,14 @@ def _convolution(dims: int) -> Callable[..., Any]:
         return tuple(value) if is_usual else None
 
     def convolution(
-        record: Record, input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: Any = 1
+        record: Record,
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: Any = 1,
     ) -> Any:
         if not _is_usual(input, weight) or weight.ndim != dims + 2 or input.ndim not in (dims + 1, dims + 2):
             return NotImplemented

@@ -21,6 +21,46 @@ def clipped(
     randomness: str = "error",
     has_aux: bool = False,
 ) -> Callable[..., Any]:
+    r"""The sum of the samples' gradients, each clipped to a norm, and the norms.
+
+    .. math::
+        \sum_i g_i \min(1, c / \lVert g_i \rVert), \qquad g_i = \nabla_p\, \ell(p, x_i)
+
+    It is a sum, not a mean, and the factor at norm 0 is 1. ``clipped(loss, math.inf)`` is the plain sum with the norms. It takes
+    one forward and one backward: the factors of the gradients are kept until the norms are known, and weighted then, so that
+    operators that act on the gradient, such as `clip_grad`, see the gradient of the loss itself. A use that has no factors (see
+    `norms`) keeps its per-sample gradient. With a ``bound`` that is a function, all chunks are kept.
+
+    Args:
+        loss: A function of ``(params, *sample)``, the loss of one sample, one number.
+        bound: The largest norm :math:`c`, a number or a tensor; or a function of the norms (batch,) that returns the factors.
+        in_dims: The batch dimensions of all arguments, as of ``torch.func.vmap``, None for the parameters: ``(None, 0, ...)`` by
+            default.
+        chunk_size: How many samples are computed together; None to let it be chosen by what samples take, or all where they draw
+            random numbers.
+        randomness: As of ``torch.func.vmap``: "error", "different" or "same".
+        has_aux: Whether the loss returns a pair, of which the second part, of all samples, is returned besides.
+
+    Returns:
+        A function of ``(params, *batch)`` that returns the sums, a tree like ``params``, and the norms before clipping, (batch,).
+
+    Raises:
+        TypeError: A parameter is not a floating tensor, or the loss does not return a tensor.
+        ValueError: The loss returns more than one number, or an option is out of its range.
+        NotImplementedError: A parameter is a distributed tensor.
+
+    Example:
+        >>> import torch
+        >>> from fullgrad import per_sample
+        >>> loss = lambda w, x: (w * x).sum()
+        >>> w, X = torch.zeros(2), torch.tensor([[0.5, 0.0], [3.0, 4.0]])
+        >>> per_sample.clipped(loss, 1.0)(w, X)
+        (tensor([1.1000, 0.8000]), tensor([0.5000, 5.0000]))
+        >>> per_sample.clipped(loss, lambda norms: 1 / norms)(w, X)[0]  # normalized
+        tensor([1.6000, 0.8000])
+
+    Source: Abadi et al., https://arxiv.org/abs/1607.00133; in one backward: Bu et al., https://arxiv.org/abs/2210.00038.
+    """
     given = Loss("clipped", loss, in_dims, chunk_size, randomness, has_aux)
     if not callable(bound):
         checks.real_number_or_tensor("clipped", "bound", bound)

@@ -1,7 +1,7 @@
-"""What one use of a parameter adds to the gradients of the samples, and what follows from it without the gradients.
+"""Contributions: one use of a parameter adds them to the gradients of the samples, which need not be computed.
 
-A contribution stands for a tensor of shape (batch, *shape of the parameter). Its base class computes everything from the gradients
-of a few samples at a time, ``dense(samples)``; a subclass has what costs less.
+A contribution stands for a tensor of shape (batch, *shape of the parameter). Its base class computes everything from the
+gradients of a few samples at a time, ``dense(samples)``; a subclass has formulas that cost less.
 """
 
 import math
@@ -235,7 +235,9 @@ class Convolved(Contribution):
         slope: As in `Product`.
     """
 
-    def __init__(self, inputs: Tensor, gradients: Tensor, shape: torch.Size, options: Any, slope: Tensor | None, key: Any) -> None:
+    def __init__(
+        self, inputs: Tensor, gradients: Tensor, shape: torch.Size, options: Any, slope: Tensor | None, key: Any
+    ) -> None:
         self.inputs, self.gradients, self.options = inputs, gradients, options
         self.slope, self.key, self.sample, self.batch, self.shape = slope, key, inputs, inputs.shape[0], shape
 
@@ -266,8 +268,9 @@ class Convolved(Contribution):
         return Product(self.gradients.flatten(3).mT.flatten(1, 2), columns)
 
     def weighted(self, weights: Tensor) -> Tensor:
-        x, g = self.inputs.flatten(0, 1), self.gradients * weights.to(self.gradients.dtype)[:, None, None].reshape(
-            -1, *(1,) * (self.gradients.ndim - 1)
+        x, g = (
+            self.inputs.flatten(0, 1),
+            self.gradients * weights.to(self.gradients.dtype)[:, None, None].reshape(-1, *(1,) * (self.gradients.ndim - 1)),
         )
         found = self._of_one(x, g.flatten(0, 1))
         return found if self.slope is None else found * self.slope

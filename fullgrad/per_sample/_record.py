@@ -1,9 +1,10 @@
 """One run over a batch, in which each parameter learns what its uses contribute.
 
 A parameter enters the loss through `Entry`, an operator whose value is the parameter and whose backward, which the engine calls
-when all uses are done, takes the gradient of each sample and forgets it. So all that `vmap(grad(loss))` can differentiate comes to
-the right numbers, one parameter at a time. The calls of `_calls` deliver the factors of that gradient instead of computing it; where
-such a call meets anything else than a parameter, or what is computed from parameters element by element, it is torch's own.
+when all uses are done, takes the gradient of each sample and forgets it. So every loss that `vmap(grad(loss))` can differentiate
+gets the right numbers, one parameter at a time. The calls of `_calls` deliver the factors of their part of that gradient instead of
+computing it. The gradient is linear in its parts, so nothing need be known about the other uses of the parameter: the parts of all
+are added when the entry's backward is called.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from fullgrad.per_sample._contributions import Contribution, Dense, combined
 
 
 class Record:
-    """What is known of one run: the nodes of the parameters in the graph, and what was delivered.
+    """The record of one run: the nodes of the parameters in the graph, and what was delivered.
 
     Args:
         shapes: Those of the parameters.
@@ -82,7 +83,7 @@ class Batched(NamedTuple):
 
 
 class Delivery:
-    """A record, and what is delivered to it: a constant of the operators."""
+    """A record and the receiver of a delivery: a constant of the operators."""
 
     def __init__(self, record: Record, what: Any) -> None:
         self.record, self.what = record, what

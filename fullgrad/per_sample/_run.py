@@ -57,8 +57,8 @@ class Loss:
                 raise TypeError(f"{self.name}: each parameter must be a floating tensor, got {found}; pass others in a closure.")
             if is_distributed(leaf):
                 raise NotImplementedError(
-                    f"{self.name}: a parameter is a DTensor, whose per-sample gradients lie on several ranks: pass local tensors, "
-                    "such as those of the module before it is sharded, and add the sums of the ranks yourself."
+                    f"{self.name}: a parameter is a DTensor, whose per-sample gradients lie on several ranks: pass plain tensors, "
+                    "such as its `full_tensor()`, and add the sums of the ranks yourself."
                 )
         if not leaves:
             raise ValueError(f"{self.name}: there are no parameters.")
@@ -84,8 +84,8 @@ class Loss:
     ) -> Any:
         """Call ``finish`` with the contributions to each parameter of each chunk of samples, and ``after`` after each chunk.
 
-        Without a ``chunk_size`` it is chosen by what samples take, if ``may_chunk`` and if no sample draws: other chunks would draw
-        other numbers. Returns what the loss returns besides.
+        Without a ``chunk_size`` it is chosen by what samples take, if ``may_chunk`` and if no sample draws: other chunks would
+        draw other numbers. Returns what the loss returns besides.
         """
         leaves, spec = self.parameters(params), pytree.tree_flatten(params)[1]
         dims = self.dims(batch)
@@ -194,9 +194,14 @@ def _part(dims: Any, tree: Any, first: int, count: int) -> Any:
     return tree
 
 
+def real_dtype(leaf: Tensor) -> torch.dtype:
+    """The dtype of a norm."""
+    return leaf.dtype.to_real() if leaf.is_complex() else leaf.dtype
+
+
 def result_dtype(leaves: Sequence[Tensor]) -> torch.dtype:
     """The dtype of norms: that of the parameters, real."""
-    return functools.reduce(torch.promote_types, [leaf.dtype.to_real() for leaf in leaves])
+    return functools.reduce(torch.promote_types, [real_dtype(leaf) for leaf in leaves])
 
 
 def root(squares: Tensor) -> Tensor:
@@ -217,7 +222,7 @@ class Squares:
         self.now[k] = squared
 
     def after(self, samples: slice) -> list[Tensor]:
-        """Those of the chunk that ends, of all parameters."""
+        """The squares of the chunk that ends, of all parameters."""
         found = []
         for k, leaf in enumerate(self.leaves):
             squared = self.now.pop(k, None)
@@ -228,7 +233,7 @@ class Squares:
         return found
 
     def of_each(self) -> list[Tensor]:
-        """Those of all samples, for each parameter."""
+        """The squares of all samples, for each parameter."""
         return [torch.cat(chunks) for chunks in self.chunks]
 
 

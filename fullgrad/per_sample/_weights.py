@@ -1,4 +1,4 @@
-"""What a weight is made of: a parameter, or what is computed from parameters element by element."""
+"""Weights: a parameter, or a tensor that is computed from parameters element by element."""
 
 from typing import Any, NamedTuple
 
@@ -40,8 +40,10 @@ def weight_of(record: Record, tensor: Tensor) -> Weight | None:
 
 
 def _turns(node: Any) -> bool | None:
-    """Whether a node transposes a matrix; None if it does something else."""
+    """Whether a node transposes a matrix, or leaves it as it is; None if it does something else."""
     name = node.name()
+    if name == "CloneBackward0":
+        return False
     if name == "TBackward0":
         return True
     if name == "TransposeBackward0":

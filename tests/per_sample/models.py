@@ -62,8 +62,8 @@ def mlp():
 @model
 def convolutions():
     net = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2, dilation=2, padding=1, groups=2),
-        nn.ReLU(), nn.Conv2d(6, 12, 1), nn.MaxPool2d(2), nn.Flatten(0), nn.Linear(48, 3),
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
+        nn.Conv2d(4, 6, 3, stride=2, dilation=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(6, 12, 1), nn.MaxPool2d(2), nn.Flatten(0), nn.Linear(48, 3),
     )  # fmt: skip
     return of_module(net, numbers(4, 1, 2, 9, 9))
 
@@ -126,12 +126,16 @@ def embedding_with_padding():
 @model
 def embedding_with_a_negative_padding():
     params = numbers(7, 4), numbers(6)
-    return Model(lambda p, i, s: (F.embedding(i, p[0], padding_idx=-1).sin() @ p[1][:4]).sum() * s, params, (indices(7, 5, 9), numbers(5)))
+    return Model(
+        lambda p, i, s: (F.embedding(i, p[0], padding_idx=-1).sin() @ p[1][:4]).sum() * s, params, (indices(7, 5, 9), numbers(5))
+    )
 
 
 @model
 def embedding_scaled_by_frequency():
-    return Model(lambda p, i: F.embedding(i, p, scale_grad_by_freq=False).sin().sum() * p.sum(), numbers(5, 3), (indices(5, 4, 6),))
+    return Model(
+        lambda p, i: F.embedding(i, p, scale_grad_by_freq=False).sin().sum() * p.sum(), numbers(5, 3), (indices(5, 4, 6),)
+    )
 
 
 @model
@@ -201,7 +205,13 @@ def learned_steps_of_sequences():
 
 @model
 def quantized_by_channel():
-    params = {"w": numbers(6, 5), "s": numbers(6, 1).abs() + 0.1, "z": torch.zeros(6, 1, dtype=F64), "c": numbers(4, 2, 2, 2), "d": numbers(4, 1, 1, 1).abs() + 0.1}
+    params = {
+        "w": numbers(6, 5),
+        "s": numbers(6, 1).abs() + 0.1,
+        "z": torch.zeros(6, 1, dtype=F64),
+        "c": numbers(4, 2, 2, 2),
+        "d": numbers(4, 1, 1, 1).abs() + 0.1,
+    }
 
     def loss(p, x, z):
         w = quantizers.fake_quantize(p["w"], p["s"], p["z"], -4, 3)
@@ -279,7 +289,9 @@ def frozen():
 
 @model
 def batch_norm_without_statistics():
-    net = nn.Sequential(nn.Conv2d(2, 3, 2, bias=False), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten(0), nn.Linear(12, 2))
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 2, bias=False), nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten(0), nn.Linear(12, 2)
+    )
     return of_module(net, numbers(4, 1, 2, 3, 3), to_loss=lambda y: y.sin().sum())
 
 
@@ -298,12 +310,20 @@ def no_parameter_used():
 
 @model
 def without_data():
-    return Model(lambda p, x: (x @ p["w"]).sum().sin() + p["w"].square().sum() + p["b"].cos(), {"w": numbers(3, 3), "b": numbers(1)[0]}, (numbers(5, 3),))
+    return Model(
+        lambda p, x: (x @ p["w"]).sum().sin() + p["w"].square().sum() + p["b"].cos(),
+        {"w": numbers(3, 3), "b": numbers(1)[0]},
+        (numbers(5, 3),),
+    )
 
 
 @model
 def only_without_data():
-    return Model(lambda p, x: p["w"].square().sum() + F.linear(p["c"], p["w"]).sum(), {"w": numbers(3, 3), "c": numbers(3)}, (numbers(5, 3),))
+    return Model(
+        lambda p, x: p["w"].square().sum() + F.linear(p["c"], p["w"]).sum(),
+        {"w": numbers(3, 3), "c": numbers(3)},
+        (numbers(5, 3),),
+    )
 
 
 @model
@@ -329,12 +349,20 @@ def tied_linear():
 
 @model
 def two_ways_round():
-    return Model(lambda p, x: (p @ x).sin().sum() + (x @ p).cos().sum() + (p @ torch.outer(x, x)).sum().sin(), numbers(4, 4), (numbers(5, 4),))
+    return Model(
+        lambda p, x: (p @ x).sin().sum() + (x @ p).cos().sum() + (p @ torch.outer(x, x)).sum().sin(),
+        numbers(4, 4),
+        (numbers(5, 4),),
+    )
 
 
 @model
 def sliced_and_overlapping():
-    return Model(lambda p, x: (x @ p[:, :5]).sin().sum() + (x @ p[:, 3:]).cos().sum() + (x @ p).sin().sum(), numbers(4, 8), (numbers(5, 4),))
+    return Model(
+        lambda p, x: (x @ p[:, :5]).sin().sum() + (x @ p[:, 3:]).cos().sum() + (x @ p).sin().sum(),
+        numbers(4, 8),
+        (numbers(5, 4),),
+    )
 
 
 @model
@@ -345,7 +373,9 @@ def also_elementwise():
 @model
 def transposed_in_all_ways():
     def loss(p, x):
-        first = x @ p["a"].T + x @ p["b"].mT.contiguous() + x @ p["c"].t() + x @ p["d"].permute(1, 0) + x @ p["e"].transpose(-2, 1)
+        first = (
+            x @ p["a"].T + x @ p["b"].mT.contiguous() + x @ p["c"].t() + x @ p["d"].permute(1, 0) + x @ p["e"].transpose(-2, 1)
+        )
         return first.sin().sum() + F.linear(x, p["f"].transpose(0, 0)).cos().sum() + (x @ p["g"].T.T.T).sin().sum()
 
     return Model(loss, {k: numbers(4, 4, seed=ord(k)) for k in "abcdefg"}, (numbers(5, 4),))
@@ -358,7 +388,9 @@ def products_by_other_names():
         second = torch.mm(y, p["e"]) + y.mm(p["f"]) + torch.addmm(p["bias"], y, p["g"], alpha=2) + torch.mm(p["h"], y.mT).mT
         return first.sin().sum() + second.sin().sum() + (p["h"] @ torch.stack([y.mT, 2 * y.mT])).cos().sum()
 
-    return Model(loss, {"bias": numbers(4), **{k: numbers(4, 4, seed=ord(k)) for k in "abcdefgh"}}, (numbers(5, 4), numbers(5, 3, 4)))
+    return Model(
+        loss, {"bias": numbers(4), **{k: numbers(4, 4, seed=ord(k)) for k in "abcdefgh"}}, (numbers(5, 4), numbers(5, 3, 4))
+    )
 
 
 @model
@@ -382,7 +414,11 @@ def two_quantized_copies():
 
 @model
 def masked_by_data():
-    return Model(lambda p, x: F.linear(x, p["w"] * (x > 0).to(F64)).square().sum() + F.linear(x, p["v"] * x).sin().sum(), {"w": numbers(4, 3), "v": numbers(2, 3)}, (numbers(5, 3),))
+    return Model(
+        lambda p, x: F.linear(x, p["w"] * (x > 0).to(F64)).square().sum() + F.linear(x, p["v"] * x).sin().sum(),
+        {"w": numbers(4, 3), "v": numbers(2, 3)},
+        (numbers(5, 3),),
+    )
 
 
 @model
@@ -446,7 +482,11 @@ def one_step_of_training():
 
 @model
 def vmap_inside():
-    return Model(lambda p, x: vmap(lambda row: torch.tanh(F.linear(row, p["w"]) @ p["v"]))(x).sum().sin(), {"w": numbers(4, 3), "v": numbers(4)}, (numbers(5, 6, 3),))
+    return Model(
+        lambda p, x: vmap(lambda row: torch.tanh(F.linear(row, p["w"]) @ p["v"]))(x).sum().sin(),
+        {"w": numbers(4, 3), "v": numbers(4)},
+        (numbers(5, 6, 3),),
+    )
 
 
 @model
@@ -591,7 +631,9 @@ def two_dtypes():
 @model
 def complex_numbers():
     params = {"w": torch.complex(numbers(3, 4), numbers(3, 4, seed=1)), "v": numbers(3, 4)}
-    return Model(lambda p, x: (x.to(p["w"].dtype) @ p["w"]).abs().square().sum() + (x @ p["v"]).sum().sin(), params, (numbers(5, 3),))
+    return Model(
+        lambda p, x: (x.to(p["w"].dtype) @ p["w"]).abs().square().sum() + (x @ p["v"]).sum().sin(), params, (numbers(5, 3),)
+    )
 
 
 # --- The oracle -----------------------------------------------------------------------------------------------------------

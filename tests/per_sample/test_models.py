@@ -1,13 +1,20 @@
 """Every function of per-sample gradients equals what `vmap(grad)` gives."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
 from fullgrad import per_sample
+from fullgrad._dispatch import DISPATCH
 from tests.per_sample.models import MODELS, gradients, in_rows
+
+ROOT = Path(__file__).parents[2]
 
 
 def close(found, expected, rtol=1e-12):
@@ -19,7 +26,32 @@ def close(found, expected, rtol=1e-12):
         torch.testing.assert_close(f, e, rtol=0, atol=rtol * (1 if e.dtype in (torch.float64, torch.complex128) else 1e7) * unit)
 
 
-@pytest.mark.short
+# torch's, about its own kernels in a batch.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop because:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning"),
+]
+
+
+@pytest.mark.long
+def test_the_fallback_has_the_same_numbers():
+    """Every model, in the other dispatch."""
+    code = "import sys; from tests.per_sample.test_models import compare_all; compare_all()"
+    environment = {**os.environ, "FULLGRAD_DISPATCH": "fallback"}
+    run = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(run, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(MODELS)} models, fallback" in done.stdout
+
+
+def compare_all():
+    """Compare all models, in this process."""
+    for name in MODELS:
+        test_it_is_what_vmap_of_grad_gives(name)
+    print(f"{len(MODELS)} models, {DISPATCH}")
+
+
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_what_vmap_of_grad_gives(name):
     """Norms, clipped sums, sums of squares and inner products, of each model."""

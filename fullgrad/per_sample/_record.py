@@ -2,9 +2,9 @@
 
 A parameter enters the loss through `Entry`, an operator whose value is the parameter and whose backward, which the engine calls
 when all uses are done, takes the gradient of each sample and forgets it. So every loss that `vmap(grad(loss))` can differentiate
-gets the right numbers, one parameter at a time. The calls of `_calls` deliver the factors of their part of that gradient instead of
-computing it. The gradient is linear in its parts, so nothing need be known about the other uses of the parameter: the parts of all
-are added when the entry's backward is called.
+gets the right numbers, one parameter at a time. The calls of `_calls` deliver the factors of their part of that gradient instead
+of computing it. The gradient is the sum of its parts, so nothing need be known about the other uses of the parameter: the parts
+of all are added when the entry's backward is called.
 """
 
 import contextlib

@@ -57,8 +57,8 @@ class Loss:
                 raise TypeError(f"{self.name}: each parameter must be a floating tensor, got {found}; pass others in a closure.")
             if is_distributed(leaf):
                 raise NotImplementedError(
-                    f"{self.name}: a parameter is a DTensor, whose per-sample gradients lie on several ranks: pass plain tensors, "
-                    "such as its `full_tensor()`, and add the sums of the ranks yourself."
+                    f"{self.name}: a parameter is a DTensor, whose per-sample gradients lie on several ranks: pass plain "
+                    "tensors, such as its `full_tensor()`, and add the sums of the ranks yourself."
                 )
         if not leaves:
             raise ValueError(f"{self.name}: there are no parameters.")

@@ -21,8 +21,8 @@ def sum_of_squares(
     .. math::
         \sum_i g_i \odot g_i, \qquad g_i = \nabla_p\, \ell(p, x_i)
 
-    It is not the square of the sum, which one backward of the batch would give. It is computed as by `norms`; a linear layer whose
-    samples are vectors gives the product of squares, :math:`(z^2)^\top a^2`. Squares are added in float32 at least.
+    It is not the square of the sum, which one backward of the batch would give. It is computed as by `norms`; a linear layer
+    whose samples are vectors gives the product of squares, :math:`(z^2)^\top a^2`. Squares are added in float32 at least.
 
     Args:
         loss: A function of ``(params, *sample)``, the loss of one sample, one number.

@@ -63,7 +63,8 @@ def mlp():
 def convolutions():
     net = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
-        nn.Conv2d(4, 6, 3, stride=2, dilation=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(6, 12, 1), nn.MaxPool2d(2), nn.Flatten(0), nn.Linear(48, 3),
+        nn.Conv2d(4, 6, 3, stride=2, dilation=2, padding=1, groups=2), nn.ReLU(),
+        nn.Conv2d(6, 12, 1), nn.MaxPool2d(2), nn.Flatten(0), nn.Linear(48, 3),
     )  # fmt: skip
     return of_module(net, numbers(4, 1, 2, 9, 9))
 

@@ -51,7 +51,7 @@ def compare_all():
     print(f"{len(MODELS)} models, {DISPATCH}")
 
 
-@pytest.mark.short(of=3)
+@pytest.mark.short(of=6)
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_what_vmap_of_grad_gives(name):
     """Norms, clipped sums, sums of squares and inner products, of each model."""

@@ -383,13 +383,15 @@ programs = st.lists(
 )
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(150, marks=pytest.mark.long)])
+PROGRAMS = programs, st.sampled_from([(), (1,), (3,)]), st.sampled_from([None, 1, 2])
+
+
+@pytest.mark.parametrize("examples", [5, pytest.param(150, marks=pytest.mark.long)])
 def test_random_programs(examples):
     """Views, writes in place, transforms and repeated use, in any order."""
-    settings(max_examples=examples)(_check_program)()
+    settings(max_examples=examples)(given(*PROGRAMS)(_check_program))()
 
 
-@given(programs, st.sampled_from([(), (1,), (3,)]), st.sampled_from([None, 1, 2]))
 def _check_program(program, length, chunk_size):
 
     def loss(p, x):

@@ -24,6 +24,8 @@ class Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.register_hook:
+            self.record.hooked.add(args[0].grad_fn)
         if func is functional.multi_head_attention_forward and self.record.is_here():
             with self:
                 return _opened_attention(*args, **kwargs)
@@ -64,10 +66,12 @@ class Use:
     def deliver(self, make: Callable[..., Contribution], *tensors: Tensor) -> bool:
         """Deliver the contribution that ``make`` returns of tensors of the batch, a slope and its key.
 
-        False if the call is differentiated by something else than the run, or the weight has no slope of single elements.
+        False if the call is differentiated by something else than the run, if a hook is to see the gradient, or if the weight has
+        no slope of single elements.
         """
         record, node = self.record, self.weight.node
-        found = slopes(record, node) if record.is_delivering else None
+        delivers = record.is_delivering and record.hooked.isdisjoint(self.weight.nodes)
+        found = slopes(record, node) if delivers else None
         if found is None:
             return False
 
@@ -128,7 +132,7 @@ class Linear(Function):
         return None, of_x, of_weight, of_bias
 
     @staticmethod
-    def jvp(ctx: Any, use: None, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, use: Any, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None) -> Any:
         use, (x, weight) = ctx.use, ctx.saved_tensors
         pairs = [(of_x, weight), (x, of_weight)]
         parts = [Linear._product(use.kind, a, b) for a, b in pairs if a is not None and b is not None]
@@ -151,7 +155,7 @@ class Linear(Function):
             if use.kind == "left" and x.ndim == 2:
                 return functional.linear(x, weight), 0
             return Linear.forward(use, x, weight, bias), 0
-        return torch.func.vmap(Linear.forward, in_dims)(use, x, weight, bias), 0
+        return torch.func.vmap(Linear.forward, tuple(in_dims))(use, x, weight, bias), 0
 
 
 def _factors(kind: str, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +235,7 @@ class Convolution(Function):
         return None, of_x, of_weight, of_bias
 
     @staticmethod
-    def jvp(ctx: Any, use: None, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, use: Any, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None) -> Tensor:
         use, (x, weight) = ctx.use, ctx.saved_tensors
         pairs = [(of_x, weight), (x, of_weight)]
         total: Any = sum([Convolution.forward(use, a, b, None) for a, b in pairs if a is not None and b is not None])

@@ -35,6 +35,7 @@ class Record:
         self.shapes, self.marker, self.is_forward, self.finish = shapes, marker, is_forward, finish
         self.level, self.is_delivering, self.taken = 0, False, 0  # in bytes
         self.entries: dict[Any, int] = {}
+        self.hooked: set[Any] = set()  # nodes of tensors with hooks, which must see the gradient
         self.parts: dict[int, list[Contribution]] = {}
         sizes: list[int] = []
         self.deliver(lambda marker: sizes.append(marker.size), marker)
@@ -54,6 +55,7 @@ class Record:
         finally:
             self.is_delivering = False
             self.entries.clear()
+            self.hooked.clear()
 
     def enter(self, index: int, parameter: Tensor, way: Tensor) -> Tensor:
         """The parameter, as the loss gets it."""

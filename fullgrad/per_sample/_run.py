@@ -113,7 +113,8 @@ class Loss:
                 return self._value_and_aux(result)
 
             with outside_inference_mode():
-                value, pull, aux = torch.func.vjp(of_way, torch.zeros((), device=device), has_aux=True)
+                found: Any = torch.func.vjp(of_way, torch.zeros((), device=device), has_aux=True)
+                value, pull, aux = found
                 is_recorded = torch.is_grad_enabled() and (may_record or are_differentiated([value])[0])
                 with torch.set_grad_enabled(is_recorded), record.delivering():
                     pull(torch.ones_like(value), retain_graph=is_recorded)

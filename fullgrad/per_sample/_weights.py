@@ -22,21 +22,22 @@ class Weight(NamedTuple):
     Args:
         node: The node that made it, below transposes.
         is_turned: Whether it was transposed, as a matrix.
-        parameters: The indices of the parameters that it is made of.
+        nodes: All nodes from it to the parameters.
     """
 
     node: Any
     is_turned: bool
-    parameters: frozenset[int]
+    nodes: frozenset[Any]
 
 
 def weight_of(record: Record, tensor: Tensor) -> Weight | None:
     """How a weight was made, None if otherwise: then its gradient is computed."""
-    node, is_turned = tensor.grad_fn, False
-    while node is not None and tensor.ndim == 2 and (turns := _turns(node)) is not None:
+    node, is_turned, above = tensor.grad_fn, False, set()
+    while node is not None and tensor.ndim == 2 and (turns := _turns(node)) is not None and len(above) < _MOST:
+        above.add(node)
         node, is_turned = node.next_functions[0][0], is_turned is not turns
-    found = _parameters(record, node)
-    return Weight(node, is_turned, found) if found else None
+    below = _nodes(record, node)
+    return Weight(node, is_turned, below | above) if below else None
 
 
 def _turns(node: Any) -> bool | None:
@@ -57,19 +58,17 @@ def _dim(dim: int) -> int:
     return dim % 2  # of a matrix, also where torch saved a negative one as an unsigned number
 
 
-def _parameters(record: Record, node: Any) -> frozenset[int]:
-    """The parameters of which a node is an elementwise function, none if it reads anything else."""
-    found, seen, left = set(), set(), [node]
+def _nodes(record: Record, node: Any) -> frozenset[Any]:
+    """The nodes by which a node is an elementwise function of parameters, none if it reads anything else."""
+    seen, left = set(), [node]
     while left:
         node = left.pop()
-        if node in record.entries:
-            found.add(record.entries[node])
-        elif node is None or len(seen) == _MOST or not _is_elementwise(node):
+        if node is None or len(seen) == _MOST or not (node in record.entries or _is_elementwise(node)):
             return frozenset()
-        elif node not in seen:
+        if node not in seen:
             seen.add(node)
-            left += [below for below, _ in node.next_functions if below is not None]
-    return frozenset(found)
+            left += [] if node in record.entries else [below for below, _ in node.next_functions if below is not None]
+    return frozenset(seen)
 
 
 def _is_elementwise(node: Any) -> bool:

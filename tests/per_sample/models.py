@@ -571,6 +571,18 @@ def hooks_on_gradients():
 
 
 @model
+def hooks_on_weights():
+    def loss(p, x):
+        quantized, turned = fullgrad.step_quantize(p["u"], 0.5), p["v"].T
+        first = F.linear(x, quantized).square().sum()
+        for weight in (p["w"], quantized, turned):
+            weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+        return first + F.linear(x, p["w"]).square().sum() + (x @ turned).square().sum() + F.linear(x, p["free"]).sum()
+
+    return Model(loss, {k: numbers(4, 3, seed=ord(k[0])) for k in ("u", "v", "w", "free")}, (numbers(5, 3),))
+
+
+@model
 def without_gradient_for_a_part():
     def loss(p, x):
         with torch.no_grad():

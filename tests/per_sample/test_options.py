@@ -412,3 +412,19 @@ def _check_program(program, length, chunk_size):
     sums, _ = per_sample.clipped(loss, 0.5, chunk_size=chunk_size)(params, *made.batch)
     factors = torch.where(norms > 0.5, 0.5 / norms, 1.0)
     assert_close(tree_leaves(sums), [torch.tensordot(factors, g, 1) for g in gradients(made)], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.long
+def test_distributed_parameters_are_refused(tmp_path):
+    """A DTensor has a gradient on several ranks: the error says what to pass."""
+    from torch.distributed.tensor import distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        w = distribute_tensor(W, torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
+        for name, make in FUNCTIONS.items():
+            with pytest.raises(NotImplementedError, match=f"^{name}: a parameter is a DTensor"):
+                make(f)(w, X)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         gradients,
         implicit,
         losses,
+        per_sample,
         quantizers,
         rounding,
         safe,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         "forward",
         "implicit",
         "losses",
+        "per_sample",
         "quantizers",
         "safe",
         "sampling",
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
 # A family is imported on the first use of one of its names, and torch with it: the command line refuses a wrong argument at once.
 # The names of the first group are also names of `fullgrad`, and are searched in this order: `straight` needs all of `soft`.
 _TOP_LEVEL = ("clamping", "rounding", "gradients", "adoption", "tracking", "functions", "completion", "straight")
-_MODULES = ("blackbox", "forward", "implicit", "losses", "quantizers", "safe", "sampling", "soft", "spikes")
+_MODULES = ("blackbox", "forward", "implicit", "losses", "per_sample", "quantizers", "safe", "sampling", "soft", "spikes")
 # Not in `__all__`, so that `import *` does not shadow torch's `nn`.
 _NOT_EXPORTED = ("audit", "nn", "testing")
 _BASES = {"Elementwise": "elementwise", "Function": "function"}

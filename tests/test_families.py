@@ -12,7 +12,7 @@ PACKAGE = ROOT / "fullgrad"
 # What formulas are made of, how they are called, and what is no operator of a formula.
 OTHERS = {
     "_core", "_dispatch", "_engine", "_fast", "_suite", "adoption", "audit", "cli", "completion", "diagnosis", "forward",
-    "functions", "implicit", "kernels", "nn", "testing",
+    "functions", "implicit", "kernels", "nn", "per_sample", "testing",
 }  # fmt: skip
 FAMILIES = [f for f in sorted(PACKAGE.rglob("*.py")) if not OTHERS & set(f.relative_to(PACKAGE).parts)]
 # Questions of `_dispatch/state.py` that are about a tensor, and no questions about what torch does at the moment.

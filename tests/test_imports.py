@@ -31,6 +31,7 @@ LAYERS = (
     ("fullgrad._dispatch",),
     ("fullgrad._core",),
     ("fullgrad._engine",),
+    ("fullgrad.per_sample",),
     tuple(f"fullgrad.{family}" for family in FAMILIES),
     ("fullgrad._fast",),
     ("fullgrad",),

@@ -27,6 +27,7 @@ QUANTIZERS = [
 ]
 SAMPLING = [f"sampling.{name}" for name in fullgrad.sampling.__all__ if not name.endswith("_like")]  # those draw noise alone
 SOLVERS = [f"implicit.{name}" for name in ("anderson", "bisection", "cg", "gmres", "newton")]  # without a derivative
+PER_SAMPLE = [f"per_sample.{name}" for name in fullgrad.per_sample.__all__]  # they make functions, and have no derivative
 IMPLICIT = [f"implicit.{name}" for name in fullgrad.implicit.__all__ if f"implicit.{name}" not in SOLVERS]
 OTHERS = [f"{module}.{name}" for module in ("blackbox", "losses", "safe") for name in getattr(fullgrad, module).__all__]
 KEYWORDS = ("generator", "ignore_index", "reduction")  # of random operators, and of losses as in torch
@@ -46,7 +47,9 @@ def test_names_of_cases_are_unique():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *OTHERS, *SOLVERS])
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS, *RELAXATIONS, *SPIKES, *QUANTIZERS, *SAMPLING, *IMPLICIT, *OTHERS, *SOLVERS, *PER_SAMPLE]
+)
 def test_public_function_is_documented(name):
     """Every function has a signature without ``*args``, types for every argument, and the sections of a definition."""
     function = operator.attrgetter(name)(fullgrad)

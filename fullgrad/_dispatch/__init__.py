@@ -98,6 +98,7 @@ from fullgrad._dispatch.torch_private import (
     mark_for_dynamo,
     operator_database,
     operator_of_class,
+    output_metadata,
     outside_dynamo,
     outside_dynamo_later,
     outside_legacy_vmap,

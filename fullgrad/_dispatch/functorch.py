@@ -159,6 +159,7 @@ def _function(
         raise NotImplementedError(in_place_message(rules.name))
 
     body = {
+        "operator": rules.operator,
         "forward": staticmethod(forward_and_setup),
         "backward": staticmethod(backward),
         "jvp": staticmethod(rules.jvp),

@@ -422,6 +422,32 @@ def vmap_of_grad(s: Subject) -> None:
 
 
 @check("batching")
+def per_sample_norms(s: Subject) -> None:
+    """Norms of per-sample gradients, by `fullgrad.per_sample`, of a product with a matrix that the operator makes of parameters.
+
+    If the operator is elementwise, they are computed from its slope at each element.
+    """
+    from fullgrad import per_sample  # it is not needed for other checks
+
+    def loss(f):
+        def of_sample(params: tuple[Tensor, ...], x: Tensor) -> Tensor:
+            y = f(*params)
+            return torch.nn.functional.linear(x, y).square().sum() if y.ndim == 2 else (x * y).square().sum()
+
+        return of_sample
+
+    y = s.reference(*s.tensors)
+    data = torch.stack([like(y.new_zeros(y.shape[-1:] if y.ndim == 2 else y.shape), seed) for seed in range(2)])
+    expected = []
+    for x in data:
+        leaves = s.leaves()
+        found = torch.autograd.grad(loss(s.reference)(leaves, x), leaves, allow_unused=True, materialize_grads=True)
+        expected.append([g.square().sum() for g in found])
+    norms = per_sample.norms(loss(s.op), squared=True, by_parameter=True)(s.tensors, data)
+    close(tuple(norms), tuple(torch.stack(n) for n in zip(*expected, strict=True)))
+
+
+@check("batching")
 def vmap_of_vjp(s: Subject) -> None:
     """Per-sample cotangents, pulled back after the level of `torch.func.vjp` has ended: a rule may use a transform itself."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fullgrad import Function
+from fullgrad import Elementwise, Function
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, Subject, TorchLimit
 from fullgrad.testing._subject import scalar
@@ -217,6 +217,20 @@ class TransformsWrappers(TorchCube):
         return torch.func.vjp(lambda x: x * x * x, *ctx.saved_tensors)[1](g)
 
 
+class MixesElements(Elementwise):
+    """A partial derivative that is said to be one of each element, and reads the cotangent of the others."""
+
+    reads = {0: (0,)}
+
+    @staticmethod
+    def forward(x):
+        return x * x * x
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return 3 * x * x * (v + v.sum(-1, keepdim=True)) / 2
+
+
 class BothAlways(Function):
     """x * y, which always computes both gradients."""
 
@@ -303,6 +317,7 @@ CAUGHT_BY = {
     records_without_need: {"saved_bytes"},
     SharedTangent: {"tangents_are_not_shared"},
     TransformsWrappers: {"vmap_of_vjp"},
+    MixesElements: {"per_sample_norms", "adjoint"},
     BothAlways: {"unneeded_gradients_cost_nothing"},
 }
 

@@ -205,7 +205,7 @@ def _new_calls() -> Any:
 _names.operator, _names.active, _names.forward_ad = _operator_call, transforms_active, forward_ad
 _names.overload_call, _names.packet_call = _calls.values()
 sys.modules["torch._ops"]._fullgrad = _names  # pyright: ignore[reportAttributeAccessIssue]
-_operator_codes = [
+_operator_codes: list[Any] = [
     (kind.__call__, kind.__call__.__code__, new.__code__.replace(co_filename=kind.__call__.__code__.co_filename))
     for kind, new in zip(_calls, _new_calls(), strict=True)
 ]

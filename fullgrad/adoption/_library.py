@@ -108,8 +108,8 @@ def bound(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[An
     return positional, keywords
 
 
-def _spread(values: Sequence[Any]) -> tuple[list[Any], list[type | None]]:
-    """Values, with the parts of lists of tensors in the places of the lists; and a list like each of these, or None."""
+def _spread(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Values, with the parts of lists of tensors in the places of the lists; and for each value a list as long as it, or None."""
     leaves: list[Any] = []
     structure: list[Any] = []
     for value in values:

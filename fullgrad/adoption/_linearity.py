@@ -110,7 +110,7 @@ def _samples(tensors: Any) -> Any:
     if tensors is None:
         return None
     pairs = [(t, 0) if t is None else unwrap_legacy_batched(t, 0) for t in tensors]
-    return [t[(0,) * count] if count else t for t, count in pairs]
+    return [t if t is None or not count else t[(0,) * count] for t, count in pairs]
 
 
 def _generic(zeros: Any) -> Tensor:

@@ -56,9 +56,9 @@ When they run:
   registers hold; what compares pairs of elements up to 1,024. Softsort in smooth mode is sorted in registers up to 256, in
   float32 and half precision, without weights and standardized: beyond that threads spill, so pairs are compared. Longer rows
   have the formulas: n² pairs of one row on one of 132 multiprocessors take longer than torch's sort.
-- *What*: softness, `standardize`, modes and outputs of any kind, with a softness that is a number and one quantile. Values and
-  first derivatives, also below `vmap`, `grad` and `jvp`. Derivatives of a higher order, those with respect to a softness, and
-  subclasses of tensors have the formulas.
+- *What*: softness, `standardize`, modes and outputs of any kind, with a softness that is a number and one quantile; ranks by
+  sigmoids standardized alone. Values and first derivatives, also below `vmap`, `grad` and `jvp`. Derivatives of a higher order,
+  those with respect to a softness, and subclasses of tensors have the formulas.
 - *The first call* of each kind compiles a kernel, for about a second; Triton keeps it on the disk.
 - *Compiled code*: the formulas, in which the thresholds of projections are one node with one kernel.
 - *Not*: with `FULLGRAD_TRITON=0` in the environment, for bug reports, as with `FULLGRAD_FAST=0`, which turns all faster

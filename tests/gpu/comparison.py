@@ -91,7 +91,7 @@ def order_statistics():
         yield f"rank_st {method}", lambda x, dim, o=options: fullgrad.rank_st(x, dim, descending=True, **o)
     for mode in ("smooth", "c0", "c1", "c2", "laplace"):
         yield f"rank sigmoid {mode}", lambda x, dim, m=mode: soft.rank(x, dim, method="sigmoid", mode=m)
-    yield "rank sigmoid as it is", lambda x, dim: soft.rank(x, dim, method="sigmoid", standardize=False, descending=True)
+    yield "rank sigmoid descending", lambda x, dim: soft.rank(x, dim, method="sigmoid", descending=True)
 
 
 def _both(found, dim):

@@ -1,6 +1,7 @@
-"""``python -m tests.gpu.compiled 80 90 > tests/gpu/compiled.json``: compile kernels for NVIDIA cards without one.
+"""``python -m tests.gpu.compiled``: compile kernels for NVIDIA cards without one, and write compiled.json.
 
-80 is an A100, 90 an H100. It writes of each kernel: warps of a program, registers and bytes of stack of a thread, shared memory.
+80 is an A100, 90 an H100. The file has of each kernel warps of a program, registers and bytes of stack of a thread, and shared
+memory.
 """
 
 import contextlib
@@ -94,28 +95,37 @@ def kernels():
                 yield name, lambda x=x, w=what, v=v, rank=rank: sorted_rows.run(x, x.shape, w, *v, softness=0.1, rank=rank)
 
 
-def compile_all(targets):
-    """What each kernel takes, by target and name."""
+def compile_all(target):
+    """What each kernel takes. A process has one target: Triton remembers it."""
     found = {}
-    for target in targets:
-        of_target = found.setdefault(str(target), {})
-        for name, call in kernels():
-            with compiling(target) as made:
-                call()
-            (kernel,) = made
-            of_target[name] = resources(kernel)
-    return found
+    for name, call in kernels():
+        with compiling(target) as made:
+            call()
+        (kernel,) = made
+        assert kernel.metadata.target.arch == target
+        found[name] = resources(kernel)
+    return {"triton": triton.__version__, "target": target, "kernels": found}
+
+
+def compiled(target, **variables):
+    """`compile_all` in a process of its own, without the interpreter."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("FULLGRAD_TRITON", "TRITON_INTERPRET")}
+    command = [sys.executable, "-m", "tests.gpu.compiled", str(target)]
+    done = subprocess.run(command, env={**kept, **variables}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def written(found):
     """The table as JSON, a kernel a line."""
-    lines = [
-        f'"{target}": {{\n' + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}"
-        for target, rows in found.items()
-    ]
-    return f'{{"triton": "{triton.__version__}", "kernels": {{\n' + ",\n".join(lines) + "\n}}"
+    tables = [",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in one["kernels"].items()) for one in found]
+    parts = [f'"{one["target"]}": {{\n{table}\n}}' for one, table in zip(found, tables, strict=True)]
+    return f'{{"triton": "{found[0]["triton"]}", "kernels": {{\n' + ",\n".join(parts) + "\n}}\n"
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(written(compile_all([int(v) for v in sys.argv[1:]])))
+    if sys.argv[1:]:
+        print(json.dumps(compile_all(int(sys.argv[1]))))
+    else:
+        FOUND.write_text(written([compiled(target) for target in TARGETS]))

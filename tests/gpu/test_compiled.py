@@ -1,13 +1,10 @@
 """Kernels compile for cards that this machine lacks."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.gpu.compiled import FOUND, TARGETS
+from tests.gpu.compiled import FOUND, TARGETS, compiled
 
 pytestmark = pytest.mark.short
 EXPECTED = json.loads(FOUND.read_text())
@@ -21,14 +18,8 @@ def test_resources(target, tmp_path):
     """Each kernel compiles for an A100 and an H100, without atomics, and takes what the table says: the same with the same
     Triton, and hardly more with another; next to nothing is spilled. `tests.gpu.compiled` says how it is written.
     """
-    variables = {k: v for k, v in os.environ.items() if k not in ("FULLGRAD_TRITON", "TRITON_INTERPRET")}
-    command = [sys.executable, "-m", "tests.gpu.compiled", str(target)]
-    done = subprocess.run(
-        command, env={**variables, "TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    kernels, expected = found["kernels"][str(target)], EXPECTED["kernels"][str(target)]
+    found = compiled(target, TRITON_CACHE_DIR=str(tmp_path))
+    kernels, expected = found["kernels"], EXPECTED["kernels"][str(target)]
     assert set(kernels) == set(expected)
     for name, (warps, registers, stack, shared) in kernels.items():
         usual = expected[name]

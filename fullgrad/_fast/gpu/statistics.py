@@ -66,12 +66,13 @@ class KernelForm:
 
 def has_kernel(operator: Any, inputs: Any) -> bool:
     """Whether a kernel computes an operator for its inputs, of which all but the first are constants."""
-    x, dim, method = inputs[0], inputs[operator.dim_at], inputs[-1][1]
+    # An element meets itself among the sigmoids: the difference of two infinities, unless they are standardized.
+    x, dim, (_, method, standardize, *_) = inputs[0], inputs[operator.dim_at], inputs[-1]
     longest = LONGEST if operator is Extremum and method == "softsort" else LONGEST_OF_PAIRS
     return (
         inputs[operator.dim_at - 1].__class__ is float
         and is_served(x, x.shape[dim], longest)
-        and (method in ("softsort", "neuralsort") or (operator is Rank and method == "sigmoid" and x.shape[dim] > 1))
+        and (method in ("softsort", "neuralsort") or (method == "sigmoid" and standardize and x.shape[dim] > 1))
         and (operator is not Quantile or (not isinstance(inputs[1], Tensor) and len(inputs[1]) == 1))
     )
 

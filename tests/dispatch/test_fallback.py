@@ -105,12 +105,13 @@ print(LOST)
 
 
 def test_a_missing_name_that_both_dispatches_need_is_an_error():
-    """Without it forward mode would be silently zero, so the import fails and says what is gone."""
+    """Without it forward mode would be silently zero, so the first use of a name fails and says what is gone."""
     code = """
 import torch
 del torch._C._set_fwd_grad_enabled
+import fullgrad
 try:
-    import fullgrad
+    fullgrad.Function
 except ImportError as error:
     print(error)
 """

@@ -178,9 +178,10 @@ def test_check_together(cases, name, device):
 
 def _operator_classes(family=Function):
     for cls in family.__subclasses__():
-        # Some are made at run time, of functions of users. Those of adoption run classes of others: `tests/adopting`.
-        # Integers have no derivative.
-        ours = cls.__module__.startswith("fullgrad.") and not cls.__module__.startswith("fullgrad.adoption.")
+        # Some are made at run time, of functions of users. Those of adoption run classes of others: `tests/adopting`; those of
+        # forward and per_sample are parts of a transform: `tests/forward`, `tests/per_sample`. Integers have no derivative.
+        own = "fullgrad.adoption.", "fullgrad.forward.", "fullgrad.per_sample."
+        ours = cls.__module__.startswith("fullgrad.") and not cls.__module__.startswith(own)
         ours &= not issubclass(cls, (CodebookCodes, IntegerOperator))
         if ours and vars(sys.modules[cls.__module__]).get(cls.__name__) is cls:
             if "apply" in vars(cls):

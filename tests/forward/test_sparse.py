@@ -7,6 +7,8 @@ from torch.func import grad, hessian, jacrev
 import fullgrad
 from fullgrad.forward import sparse_hessian, sparse_jacobian
 
+# torch 2.11 warns of checks that are switched off.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 N = 9
 X = torch.linspace(0.1, 1.7, N, dtype=torch.float64)
 BAND = torch.ones(N, N, dtype=torch.bool).tril(1).triu(-1)

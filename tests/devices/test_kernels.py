@@ -7,12 +7,19 @@ import pytest
 import torch
 
 import fullgrad
+from fullgrad.completion._completing import restore
 from tests.devices.kernels import COUNTED, FOUND, PAGE, counts, page
 from tests.devices.test_second_device import pytestmark as with_the_plugin
 
 pytestmark = [with_the_plugin, pytest.mark.short]
 
 EXPECTED = json.loads(FOUND.read_text())
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_torch():
+    """A test before, which opened `completing`, may have left its kernels, whose launches are counted one by one."""
+    restore()
 
 
 @pytest.mark.skipif(torch.__version__.split("+")[0] != EXPECTED["torch"], reason=f"counted with torch {EXPECTED['torch']}")

@@ -39,6 +39,12 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first:
     return torch.where(scores == -torch.inf, 0, weights) @ value  # what is no number is none in what sees it alone
 
 
+def _for_each_head(query: Tensor, v: Tensor) -> Tensor:
+    """Keys or values, which groups of heads share, for each head of the query."""
+    count = 1 if v.ndim < 3 or query.ndim < 3 or not v.shape[-3] else query.shape[-3] // v.shape[-3]
+    return v if count == 1 else v.repeat_interleave(count, -3)
+
+
 def _by_blocks(
     query: Tensor,
     key: Tensor,
@@ -62,7 +68,7 @@ def _by_blocks(
     own_query, own_key, own_value = map(accumulated, (query, key, value))
     own_query = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     if enable_gqa:
-        own_key, own_value = [v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (own_key, own_value)]
+        own_key, own_value = [_for_each_head(query, v) for v in (own_key, own_value)]
     n = query.shape[-2]
     if size is None or n <= size:
         y = _rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype)
@@ -105,7 +111,7 @@ def _attention_on_cpu(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    own_query, own_key, own_value = map(accumulated, (query, key, value))
+    own_query, own_key, own_value = [accumulated(_for_each_head(query, v)) for v in (query, key, value)]
     scaled = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     scores = _scores(scaled, own_key, attn_mask, 0 if is_causal else None)
     weights = torch.where(scores == -torch.inf, 0, _safe(scores))
@@ -119,7 +125,7 @@ def _backward(g: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
         return NotImplemented
 
     def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return _by_blocks(query, key, value, mask, is_causal=is_causal, scale=scale, size=_size(query))
+        return _by_blocks(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=True, size=_size(query))
 
     is_number = mask is not None and mask.dtype != torch.bool
     found = pulled_back(formula, (query, key, value, mask), (0, 1, 2, 3) if is_number else (0, 1, 2), g)

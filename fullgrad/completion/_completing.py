@@ -347,11 +347,17 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
                 return original(keys, *args, **kwargs)
             has_no_batch = own.lacks == NO_BATCH and "Vmap" in active_transforms()
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
-        if has_none:
+        if has_none and (own.lacks != NO_PADDED_THIRD or _pads(args)):
             return _with_formula(functools.partial(original, keys), own.formula, args, kwargs)
         return original(keys, *args, **kwargs)
 
     return kernel
+
+
+def _pads(args: Sequence[Any]) -> bool:
+    """Whether the second derivatives are those of a transposed convolution whose output is padded, as torch names arguments."""
+    transposed, output_padding = args[9:11]
+    return transposed and any(output_padding)
 
 
 def _is_for_gradients(args: Sequence[Any]) -> bool:

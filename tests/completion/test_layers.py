@@ -205,3 +205,50 @@ def test_functions_in_place_that_torch_cannot_differentiate(name):
         torch.testing.assert_close(grad(in_place)(x), grad(f)(x))
         torch.testing.assert_close(jvp(in_place, (x,), (x.cos(),)), jvp(f, (x,), (x.cos(),)))
         torch.testing.assert_close(vmap(hessian(in_place))(x), vmap(hessian(f))(x))
+
+
+# --- Eager derivatives of a higher order, and heads that share keys -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_eager_third_derivatives_of_convolutions_are_torchs_own(transposed):
+    """By the input alone, where a completed operator has a formula for padded outputs only."""
+    w = given(1, 1, 2, seed=1)
+    conv = nn.functional.conv_transpose1d if transposed else nn.functional.conv1d
+
+    def third():
+        x = given(1, 1, 5).requires_grad_()
+        y = conv(x, w)
+        for _ in range(3):
+            (y,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+        return y
+
+    expected = third()
+    with fullgrad.completing():
+        assert torch.equal(third(), expected)
+
+
+def test_heads_that_share_keys_and_values():
+    """A batch and second derivatives of grouped queries are those of keys that are repeated."""
+    q, k, v = given(2, 1, 4, 3, 2), given(1, 2, 3, 2, seed=1), given(1, 2, 3, 2, seed=2)
+
+    def grouped(q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).sin().sum()
+
+    def repeated(q, k, v):
+        k, v = (t.repeat_interleave(2, -3) for t in (k, v))
+        return ((q @ k.mT / 2**0.5).softmax(-1) @ v).sin().sum()
+
+    def found(f):
+        leaves = [t.clone().requires_grad_() for t in (q[0], k, v)]
+        first = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.sin().sum() for g in first), leaves)
+        return (
+            vmap(f, (0, None, None))(q, k, v),
+            vmap(grad(f, (0, 1, 2)), (0, None, None))(q, k, v),
+            hessian(f, 1)(q[0], k, v),
+            second,
+        )
+
+    with fullgrad.completing():
+        torch.testing.assert_close(found(grouped), found(repeated))

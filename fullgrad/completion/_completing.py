@@ -364,7 +364,8 @@ def _is_for_gradients(args: Sequence[Any]) -> bool:
     """Whether a first derivative in reverse mode is all that the transforms ask for, of which torch's own is right and faster."""
     if forward_mode_is_on() or [kind for kind in active_transforms() if kind != "Vmap"] != ["Grad"]:
         return False
-    return not any(innermost(v).requires_grad for v in _tensors(args))
+    # torch's gradients of complex numbers have views that vmap lacks.
+    return not any(v.is_complex() or innermost(v).requires_grad for v in _tensors(args))
 
 
 def _kernel_in_place(original: Callable[..., Any], op: Any) -> Callable[..., Any]:

@@ -91,7 +91,7 @@ def _dot(x: Tensor, y: Tensor) -> Any:
 
 @replaces("vdot")
 def _vdot(x: Tensor, y: Tensor) -> Any:
-    return _dot(x.conj(), y)
+    return _dot(x.conj_physical(), y)
 
 
 @replaces("fused_moving_avg_obs_fake_quant")

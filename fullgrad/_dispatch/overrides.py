@@ -8,6 +8,7 @@ the text is in `linecache`, so that tracebacks show it.
 A wrapper also converts numbers of other packages, such as numpy's, to Python's, so that the functions see no others.
 """
 
+import functools
 import inspect
 import linecache
 import numbers
@@ -74,6 +75,20 @@ def is_override(value: Any) -> bool:
     """Whether an argument of ``apply`` overrides functions of torch and is no ordinary tensor: a node of `torch.fx`, a curve."""
     is_ordinary = isinstance(value, Tensor) and not isinstance(value, Moving)
     return not is_ordinary and hasattr(type(value), "__torch_function__") and has_torch_function_unary(value)
+
+
+@functools.cache
+def without_question(function: Any) -> Any:
+    """A copy of a function of torch in Python that does not ask whether its arguments override it: the functions that it
+    calls are asked instead.
+    """
+    function = inspect.unwrap(function)
+    asks = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
+    copy = types.FunctionType(
+        function.__code__, {**function.__globals__, **asks}, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def overrides_in(*values: Any) -> list[Any]:

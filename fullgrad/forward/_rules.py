@@ -8,7 +8,6 @@ import functools
 import itertools
 import math
 import operator
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullgrad._core.elementwise import Elementwise
+from fullgrad._dispatch import without_question
 from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, nested, part
 
 
@@ -43,7 +43,7 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name in _REFUSED or kwargs.get("out") is not None:
         raise Unknown(f"{name}: a value that moves along a curve has no such function.")
     if getattr(func, "__module__", None) == F.__name__ and _asks(func):
-        return _opened(func)(*args, **kwargs)
+        return without_question(func)(*args, **kwargs)
     if name in _FORMULAS and (found := _FORMULAS[name](*args, **kwargs)) is not NotImplemented:
         return found
     call = Call(func, args, kwargs, name)
@@ -78,15 +78,6 @@ def _attribute(name: str, access: str, curve: Any, *value: Any) -> Any:
 def _asks(func: Any) -> bool:
     """Whether a function is written in Python and asks its arguments for overrides."""
     return any(n.startswith("has_torch_function") for n in getattr(getattr(func, "__code__", None), "co_names", ()))
-
-
-@functools.cache
-def _opened(func: Any) -> Any:
-    """A function of torch.nn.functional without its question for overrides: the functions that it calls get the curves."""
-    names = {n: lambda *_: False for n in func.__globals__ if n.startswith("has_torch_function")}
-    opened = types.FunctionType(func.__code__, {**func.__globals__, **names}, func.__name__, func.__defaults__, func.__closure__)
-    opened.__kwdefaults__ = func.__kwdefaults__
-    return opened
 
 
 # --- Rules ----------------------------------------------------------------------------------------------------------------

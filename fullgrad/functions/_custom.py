@@ -393,7 +393,8 @@ class _VJPRule:
     """
 
     def __init__(self, owner: CustomVJP, call: CustomCall) -> None:
-        self.owner, self.call, self.replay, self.replay_back = owner, call, owner.replay(call), owner.replay(call)
+        self.owner, self.call, self.replay = owner, call, owner.replay(call)
+        self.replay_back = Replay(owner.label, self.replay.own)
         self.result: Any = None
         self.residuals: Any = None
         self.kinds = [(is_floating(t.dtype), t.shape, t.dtype) for t in call.tensors]

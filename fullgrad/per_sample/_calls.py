@@ -1,6 +1,5 @@
 """The calls of torch in which a weight meets data, with the factors of the weight's gradient in place of the gradient."""
 
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch.nn import Parameter, functional
 from torch.overrides import TorchFunctionMode
 
 from fullgrad._core.function import Function
+from fullgrad._dispatch import without_question
 from fullgrad.per_sample._contributions import Contribution, Convolved, Dense, Product, Rows, to_parameter
 from fullgrad.per_sample._record import Batched, Record
 from fullgrad.per_sample._weights import Weight, slopes, weight_of
@@ -37,18 +37,7 @@ class Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _without_question(function: Any) -> Any:
-    """A copy of a function in Python that does not ask whether its call is overridden, so that the calls inside may be."""
-    function = getattr(function, "__wrapped__", function)
-    asks = {name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")}
-    copy = types.FunctionType(
-        function.__code__, {**function.__globals__, **asks}, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-_opened_attention = _without_question(functional.multi_head_attention_forward)
+_opened_attention = without_question(functional.multi_head_attention_forward)
 
 
 class Use:

@@ -49,7 +49,7 @@ def run(*args, **options):
 sys.modules["triton"] = types.ModuleType("triton")
 for name in gpu.MODULES:
     sys.modules[f"fullgrad._fast.gpu.{name}"] = types.SimpleNamespace(run=run)
-x = torch.randn(2, 5, requires_grad=True)
+x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
 for f in (fullgrad.soft.sparsemax, lambda x: fullgrad.topk_mask_st(x, 2), fullgrad.soft.rank, lambda x: fullgrad.sort_st(x)[0]):
     gpu.SWITCH = "interpret"
     gpu._failed.clear()

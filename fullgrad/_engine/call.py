@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from fullgrad._dispatch import ordered, pytree
-from fullgrad._engine.surroundings import check_modes, modes_of
+from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.watching import seen
 
 
@@ -144,44 +143,6 @@ class _Argument:
                 is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
                 leaves.append(next(rest) if leaf is _Tensor else 0.0 if is_number else None)
         return unflattened(leaves, self.spec)
-
-
-def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: Callable[[], Any]) -> Any:
-    """``run()`` while modules have other tensors, by name, at every place where they have the ones that are replaced.
-
-    `torch.func.functional_call` would leave a module that is in two places with the other tensors:
-    https://github.com/pytorch/pytorch/issues/164759.
-    """
-    if not states:
-        return run()
-    new = {id(old): named[name] for module, named in states for name, old in state_of(module).items() if name in named}
-    own = {id(part): part for module, _ in states for part in module.modules()}
-    places = [
-        (tensors, name, old, new[id(old)])
-        for part in own.values()
-        for tensors in (part._parameters, part._buffers)
-        for name, old in tensors.items()
-        if id(old) in new
-    ]
-    try:
-        for tensors, name, _, value in places:
-            tensors[name] = value  # pyright: ignore[reportArgumentType]
-        return run()
-    finally:
-        for tensors, name, old, _ in places:
-            tensors[name] = old  # pyright: ignore[reportArgumentType]
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a module, by name."""
-    state = dict(module.named_parameters()) | dict(module.named_buffers())
-    for name, tensor in state.items():
-        if is_lazy(tensor):
-            raise RuntimeError(
-                f"A {type(module).__name__} has no size yet for its {name}. Call it once before an operator made of functions "
-                "does."
-            )
-    return state
 
 
 def holds_tensors(value: Any, depth: int = 4) -> bool:

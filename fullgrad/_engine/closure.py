@@ -25,12 +25,12 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
-from fullgrad._engine.call import run_with_states, state_of
 from fullgrad._engine.guard import guard
 from fullgrad._engine.held import generators_in, has_compiled_code, held, held_in, is_globals, places, substituted
+from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import is_differentiated, leaves_of
-from fullgrad._engine.surroundings import Surroundings, changed, check_modes, in_graph, modes_of, versions_of
+from fullgrad._engine.surroundings import Surroundings, changed, in_graph, versions_of
 from fullgrad._engine.watching import is_watched, seen, watching
 
 CAPTURED = (

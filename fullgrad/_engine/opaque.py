@@ -3,8 +3,6 @@ transforms, and as one node of compiled code.
 """
 
 import contextlib
-import itertools
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -19,10 +17,7 @@ from fullgrad._dispatch import (
     in_legacy_vmap,
     is_alias_of,
     is_below_autograd,
-    is_exporting,
-    is_recorded,
     is_traced,
-    opaque,
     outside_dynamo_later,
     outside_legacy_vmap,
     outside_saved_tensor_hooks,
@@ -31,11 +26,12 @@ from fullgrad._dispatch import (
     usual_keys,
     without_modes,
 )
-from fullgrad._engine.closure import Closure, Refusing
+from fullgrad._engine.closure import Closure
+from fullgrad._engine.opaque_node import as_node
 from fullgrad._engine.random_states import random_states, restore_random_states
 from fullgrad._engine.rule import leaves_of
 from fullgrad._engine.surroundings import CHANGED, versions_of
-from fullgrad._engine.watching import made, unwatched
+from fullgrad._engine.watching import shown, unwatched
 
 Tensors = Sequence[Tensor]
 Function_ = Callable[..., Sequence[Tensor]]
@@ -61,8 +57,8 @@ def opaque_values(
     code = _Code(closure, method, function, like, len(tensors), draws)
     closure.is_below = transforms_active()
     if in_legacy_vmap():
-        return made(_of_batched_gradients(code, (*tensors, *held)))
-    values = made(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
+        return shown(_of_batched_gradients(code, (*tensors, *held)))
+    values = shown(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
     if not code.is_known:  # a selective checkpoint had the values, and called nothing
         with without_modes(), torch.no_grad():
             code.like([t.detach() for t in tensors])
@@ -105,6 +101,10 @@ class _Code:
             own.append(clone_if_view(y.clone() if is_foreign or any(is_alias_of(y, t) for t in (*given, *own)) else y))
         return own
 
+    def innermost(self) -> "_Code":
+        """The code of one sample."""
+        return self
+
     def like(self, tensors: Tensors) -> list[Tensor]:
         """Empty tensors of the shapes, dtypes and devices of the results."""
         self.is_known = True
@@ -116,6 +116,9 @@ class _Batch:
 
     def __init__(self, inner: "_Code | _Batch", dims: Sequence[int | None], randomness: str) -> None:
         self.inner, self.method, self.dims, self.randomness = inner, inner.method, dims, randomness
+
+    def innermost(self) -> _Code:
+        return self.inner.innermost()
 
     def size(self, tensors: Tensors, leading: int = 0) -> int:
         """The size of the batch, which in a graph may change from call to call."""
@@ -172,7 +175,7 @@ class Opaque(Function):
 
     @staticmethod
     def forward(code: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_as_node(code, tensors) if is_traced(*tensors) else code.run(tensors))
+        return tuple(as_node(code, tensors) if is_traced(*tensors) else code.run(tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -189,70 +192,3 @@ class Opaque(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], code: Any, *tensors: Tensor) -> tuple[tuple[Tensor, ...], int]:
         return Opaque.apply(_Batch(code, in_dims[1:], info.randomness), *tensors), 0
-
-
-# --- One node of a graph --------------------------------------------------------------------------------------------------
-
-# Code that graphs call. Its key is no other's, in any process, so that no graph in torch's cache on disk has it.
-_codes: dict[str, tuple[Any, list[Any]]] = {}
-_process, _count = uuid.uuid4().hex, itertools.count()
-
-
-def _as_node(code: _Code | _Batch, tensors: Tensors) -> list[Tensor]:
-    inner = innermost_code(code)
-    if is_exporting():  # a graph that another process loads holds the value alone, of code that can be traced
-        try:
-            return code.run(tensors)
-        except Exception as error:
-            raise NotImplementedError(
-                f"{inner.closure.name} is code that torch.export cannot save: another process would not find it. Make the code "
-                'an operator by torch.library.custom_op, with register_fake, and say vmap_method="map"; or use torch.compile.'
-            ) from error
-    key = f"{_process}-{next(_count)}"
-    _codes[key] = code, []
-    inner.closure.refuse()
-    inner.closure = Refusing(inner.closure.name, checks=False)  # when a graph runs, a tensor cannot become an input
-    try:
-        return _of_key(key, list(tensors))
-    finally:
-        if not is_recorded():  # without a tracer, as of tensors without data or in another mode, no graph will call it
-            del _codes[key]
-
-
-def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
-    code, kinds = _codes[key]
-    results = code.like(tensors)
-    kinds[:] = [_kind(y) for y in results]
-    return results
-
-
-def _kind(tensor: Tensor) -> tuple[tuple[int | None, ...], torch.dtype]:
-    """The shape, with None for a size that a graph does not know, and the dtype."""
-    return tuple([n if isinstance(n, int) else None for n in tensor.shape]), tensor.dtype
-
-
-def _is_kind(tensor: Tensor, kind: tuple[tuple[int | None, ...], torch.dtype]) -> bool:
-    shape, dtype = kind
-    sizes = zip(tensor.shape, shape, strict=False)
-    return tensor.dtype == dtype and tensor.ndim == len(shape) and all(n is None or m == n for m, n in sizes)
-
-
-@opaque("function", fake=_like_of_key, schema="(str key, Tensor[] tensors) -> Tensor[]", reads_values=True)
-def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
-    code, kinds = _codes[key]
-    with without_modes(), usual_keys():  # the code may use autograd and transforms
-        results = code.run(tensors)
-    if kinds and not (len(kinds) == len(results) and all(map(_is_kind, results, kinds))):
-        raise RuntimeError(
-            f"{innermost_code(code).closure.name} was compiled for results of (shape, dtype) {kinds}, and returns "
-            f"{[_kind(y) for y in results]}. State them by `like`, a function of the same arguments that returns empty tensors "
-            "like the result."
-        )
-    return results
-
-
-def innermost_code(code: _Code | _Batch) -> _Code:
-    """The code of a sample."""
-    while isinstance(code, _Batch):
-        code = code.inner
-    return code

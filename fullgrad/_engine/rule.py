@@ -1,6 +1,6 @@
 """`declared`: given values with a derivative of their own. All operators made of functions stand on it.
 
-A function of the user runs where it is called, on tensors without a derivative (`values_of`), so that torch's own rules batch it.
+A function of the user runs where it is called, on tensors without a derivative, so that torch's own rules batch it (`values`).
 What it returned is then an input of `Declared`, next to the tensors by which it is differentiated, and a `Rule` says how.
 """
 
@@ -15,8 +15,6 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core.function import Function, alias
 from fullgrad._core.recomputed import pullback
 from fullgrad._dispatch import (
-    Moving,
-    active_transforms,
     are_differentiated,
     forward_mode_is_on,
     has_shape,
@@ -24,15 +22,12 @@ from fullgrad._dispatch import (
     innermost,
     is_alias_of,
     is_tracing,
-    legacy_detach,
     outside_saved_tensor_hooks,
-    pytree,
     transforms_active,
-    with_memory,
 )
 from fullgrad._engine.call import Call
-from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
-from fullgrad._engine.watching import made
+from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.watching import shown
 
 Maybe = Sequence[Tensor | None]
 
@@ -59,7 +54,7 @@ def declared(rule: Rule, values: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
     """The values, with the derivative that a rule gives them by the inputs."""
     if CONTEXTS and not is_tracing():  # a context changes what is being traced
         rule = _as_now(rule)
-    return made(Declared.apply(rule, len(values), *apart(values, inputs), *inputs)) if values else []
+    return shown(Declared.apply(rule, len(values), *apart(values, inputs), *inputs)) if values else []
 
 
 # Contexts of the package that change what torch's operators compute: whether one is open, and it.
@@ -285,41 +280,6 @@ def is_differentiated(tensors: Sequence[Tensor]) -> bool:
     if not is_dynamo_compiling() and (transforms_active() or forward_mode_is_on() or is_tracing()):
         return any(are_differentiated(tensors))
     return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])  # noqa: C419  # on the hot path
-
-
-def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: str, has_methods: bool = True) -> Any:
-    """``function(*tensors)`` without a derivative. A function that changes a tensor in place, or whose result has a derivative
-    by another tensor, which would be lost, is refused. ``has_methods`` says whether there are other ways to batch than vmap.
-    """
-    versions = versions_of(tensors)
-    # torch's legacy vmap cannot detach. It batches a backward, or tangents.
-    given = [legacy_detach(t) for t in tensors] if in_legacy_vmap() else [with_memory(t.detach()) for t in tensors]
-    try:
-        result = function(*given)
-    except RuntimeError as error:
-        if "does not require grad" in str(error):
-            raise RuntimeError(
-                f"{name} takes a derivative by a tensor that has none where the function is called for its value. Use "
-                "torch.func.grad inside it, or x.requires_grad_() before."
-            ) from error
-        if not has_methods or "Vmap" not in active_transforms() or str(error).startswith(name):
-            raise
-        raise RuntimeError(
-            f"{name} cannot be batched by torch.func.vmap: {str(error).partition('. ')[0]}. Code that is not torch's is called "
-            'sample by sample with vmap_method="sequential", or for the whole batch with "broadcast".'
-        ) from error
-    if versions_of(tensors) != versions:
-        raise RuntimeError(CHANGED.format(name))
-    leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
-    results = [t for t in leaves if isinstance(t, Tensor)]
-    if any(isinstance(t, Moving) for t in results):
-        raise RuntimeError(message)
-    if is_differentiated(results) and (
-        # Code may have made its arguments, which are of this call alone, require a gradient.
-        transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(results) <= {id(t) for t in given}
-    ):
-        raise RuntimeError(message)
-    return result
 
 
 def leaves_of(tensors: Sequence[Tensor]) -> set[int]:

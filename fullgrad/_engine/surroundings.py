@@ -98,19 +98,3 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     if transforms_active():
         tensors = [innermost(t) for t in tensors]
     return [] if is_tracing() else [t._version for t in tensors if not t.is_inference()]
-
-
-def modes_of(module: nn.Module) -> list[tuple[nn.Module, bool]]:
-    """The parts of a module, and whether each is in training mode."""
-    return [(part, part.training) for part in module.modules()]
-
-
-def check_modes(noted: Sequence[tuple[nn.Module, bool]]) -> None:
-    """Refuse modules whose mode has changed since a call, which another call would not repeat."""
-    for part, training in noted:
-        if part.training is not training:
-            before, now = ("training", "evaluation") if training else ("evaluation", "training")
-            raise RuntimeError(
-                f"A {type(part).__name__} was in {before} mode when an operator made of functions called it, and is in {now} "
-                "mode when its derivative calls it again. Take the derivative first, or change the mode before the call."
-            )

@@ -3,14 +3,26 @@
 Torch's own code is called where it stands, so that torch's rules batch it; other code by `opaque_values`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from fullgrad._dispatch import (
+    Moving,
+    active_transforms,
+    forward_mode_is_on,
+    in_legacy_vmap,
+    is_tracing,
+    legacy_detach,
+    pytree,
+    transforms_active,
+    with_memory,
+)
 from fullgrad._engine.closure import Closure
 from fullgrad._engine.opaque import Function_, Tensors, opaque_values
-from fullgrad._engine.rule import values_of
+from fullgrad._engine.rule import is_differentiated, leaves_of
+from fullgrad._engine.surroundings import CHANGED, versions_of
 
 METHODS = ("map", "sequential", "broadcast")
 
@@ -27,3 +39,38 @@ def plain_values(closure: Closure, function: Callable[..., Any], tensors: Tensor
     with closure.unchanged():
         first = lambda *given: closure.first(function, given)  # noqa: E731
         return values_of(closure.name, first, tensors, closure.message, has_methods=False)
+
+
+def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: str, has_methods: bool = True) -> Any:
+    """``function(*tensors)`` without a derivative. A function that changes a tensor in place, or whose result has a derivative
+    by another tensor, which would be lost, is refused. ``has_methods`` says whether there are other ways to batch than vmap.
+    """
+    versions = versions_of(tensors)
+    # torch's legacy vmap cannot detach. It batches a backward, or tangents.
+    given = [legacy_detach(t) for t in tensors] if in_legacy_vmap() else [with_memory(t.detach()) for t in tensors]
+    try:
+        result = function(*given)
+    except RuntimeError as error:
+        if "does not require grad" in str(error):
+            raise RuntimeError(
+                f"{name} takes a derivative by a tensor that has none where the function is called for its value. Use "
+                "torch.func.grad inside it, or x.requires_grad_() before."
+            ) from error
+        if not has_methods or "Vmap" not in active_transforms() or str(error).startswith(name):
+            raise
+        raise RuntimeError(
+            f"{name} cannot be batched by torch.func.vmap: {str(error).partition('. ')[0]}. Code that is not torch's is called "
+            'sample by sample with vmap_method="sequential", or for the whole batch with "broadcast".'
+        ) from error
+    if versions_of(tensors) != versions:
+        raise RuntimeError(CHANGED.format(name))
+    leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
+    results = [t for t in leaves if isinstance(t, Tensor)]
+    if any(isinstance(t, Moving) for t in results):
+        raise RuntimeError(message)
+    if is_differentiated(results) and (
+        # Code may have made its arguments, which are of this call alone, require a gradient.
+        transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(results) <= {id(t) for t in given}
+    ):
+        raise RuntimeError(message)
+    return result

@@ -44,7 +44,7 @@ def _watch_parameters() -> None:
 
 def _registered(module: nn.Module, name: str, parameter: Any) -> None:
     if not is_dynamo_compiling() and parameter is not None:
-        made([parameter])
+        shown([parameter])
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def seen(tensors: Sequence[Tensor], outside: Any = None) -> Sequence[Tensor]:
     return tensors
 
 
-def made(tensors: Sequence[Tensor]) -> list[Tensor]:
+def shown(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors that an operator made, of which the modes are told."""
     if _now.modes:
         for mode in _now.modes:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._engine.blackbox import Code
 from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
-from fullgrad.functions._code import Code
 
 
 def difference_of_solutions(name: str, code: Code, x: Tensor, noise: Tensor | None, lam: float, minimizes: bool) -> Tensor:

@@ -8,11 +8,11 @@ from torch import Generator, Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import has_shape, of_one_instance
+from fullgrad._engine.blackbox import Code, point
 from fullgrad._engine.node import one_node
 from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
 from fullgrad._engine.watching import seen
 from fullgrad.blackbox._draws import drawn, mean_of_draws, products
-from fullgrad.functions._code import Code, point
 
 
 @of_one_instance

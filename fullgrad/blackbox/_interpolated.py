@@ -8,9 +8,9 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance
+from fullgrad._engine.blackbox import Code, point
 from fullgrad._engine.node import one_node
 from fullgrad.blackbox._differences import difference_of_solutions
-from fullgrad.functions._code import Code, point
 
 
 @of_one_instance

@@ -8,9 +8,9 @@ from torch import Generator, Tensor
 
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance
+from fullgrad._engine.blackbox import Code, point
 from fullgrad._engine.node import one_node
 from fullgrad.blackbox._draws import drawn, mean_of_draws
-from fullgrad.functions._code import Code, point
 
 
 @of_one_instance

@@ -14,7 +14,7 @@ from fullgrad._engine.closure import Closure, frozen
 from fullgrad._engine.operator import P, R
 from fullgrad._engine.rule import apart, declared, is_differentiated, recomputed
 from fullgrad._engine.values import plain_values
-from fullgrad._engine.watching import made
+from fullgrad._engine.watching import shown
 
 
 def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -83,7 +83,7 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     result, n = found.pop(), len(call.tensors)
     inputs = [*call.release(), *closure.release()]
     if not is_differentiated(inputs):
-        return result.tree(made(apart(result.release(), inputs)))
+        return result.tree(shown(apart(result.release(), inputs)))
 
     def again(*all: Tensor) -> list[Tensor]:
         results = closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors

@@ -8,31 +8,18 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
 from fullgrad._dispatch import (
-    below_transforms,
-    first_sample,
-    has_data,
-    in_legacy_vmap,
-    innermost,
     is_differentiating,
     is_jagged,
-    is_tracing,
-    outside_legacy_vmap,
-    outside_saved_tensor_hooks,
     pytree,
-    transforms_active,
-    unwrap_legacy_batched,
-    without_modes,
 )
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import CAPTURED, Refusing
 from fullgrad._engine.held import generators_in, places
-from fullgrad._engine.linearity import is_linear, wider
+from fullgrad._engine.linearity import wider
 from fullgrad._engine.operator import Made, P, R
-from fullgrad._engine.random_states import same_draws
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import (
     Maybe,
@@ -46,16 +33,15 @@ from fullgrad._engine.rule import (
     may_differ,
     scattered,
     transposed,
-    values_of,
 )
 from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
-from fullgrad._engine.values import METHODS, values_by
-from fullgrad.functions._recursive_rules import constants_of_transposes, transposing, trying
+from fullgrad._engine.values import METHODS, values_by, values_of
+from fullgrad.functions._recursive_rules import constants_of_transposes, transposing
+from fullgrad.functions._trials import Trials, widened
 
 Numbers = int | Sequence[int]
 Names = str | Sequence[str]
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_MOST = 16  # verdicts by the values of constants; for one that changes at each call, its type tells after that
 
 
 class Custom(Made[P, R]):
@@ -92,7 +78,7 @@ class Custom(Made[P, R]):
 
     def renew(self) -> None:
         """Forget what was found of rules that are replaced."""
-        self.verdicts: dict[Any, bool] = {}
+        self.trials = Trials()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.method == "map":
@@ -141,31 +127,6 @@ class Custom(Made[P, R]):
 
         values = values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors)
         return found[0], values
-
-    def check_linear(self, call: "CustomCall", inputs: Sequence[Tensor], key: Any, function: Any, like: Sequence[Any]) -> None:
-        """Refuse a rule that is not linear, tried once for each kind of arguments on the inputs of one sample.
-
-        ``function(is_wide)(*inputs, *v)`` is the rule as a function of v, tensors that ``like`` describes; or of wider ones.
-        """
-        if is_dynamo_compiling():  # compiled autograd, which traces a backward
-            return
-        constants = call.constants()
-        found = self.verdicts.get((key, constants))
-        if found is None:
-            if len(self.verdicts) >= _MOST:
-                constants = tuple([kind for kind, _ in constants])
-                found = self.verdicts.get((key, constants))
-            key = key, constants
-        if found is None:
-            with trying(self) as first:
-                found = _try_linear(function, inputs, like) if first else None
-            if found is None:
-                return
-            if len(self.verdicts) >= 2 * _MOST:
-                del self.verdicts[next(iter(self.verdicts))]
-            self.verdicts[key] = found
-        if not found:
-            raise NotImplementedError(self.not_linear())
 
     def surroundings(self, call: "CustomCall") -> Surroundings:
         """The tensors, modules and variables around the function and its rules now, and those in the objects of a call."""
@@ -327,7 +288,8 @@ class _JVPRule:
 
                 return push
 
-            self.owner.check_linear(self.call, inputs, where, push_of, like)
+            if self.owner.trials.refute(where, self.call.constants(), push_of, inputs, like):
+                raise NotImplementedError(self.owner.not_linear())
             return scattered(n, where, transposed(push_of(False), inputs, like)(*[g for g in cotangents if may_differ(g)]))
 
     def _checked(self, tangent: Any, like: Sequence[Any]) -> list[Tensor]:
@@ -448,7 +410,8 @@ class _VJPRule:
 
             return back
 
-        self.owner.check_linear(self.call, x, where, back_of, [v for v in like if is_floating(v[1])])
+        if self.owner.trials.refute(where, self.call.constants(), back_of, x, [v for v in like if is_floating(v[1])]):
+            raise NotImplementedError(self.owner.not_linear())
         return transposed(back_of(False), x, like)(*[t for t in given if t is not None])
 
     def wide(self) -> "_VJPRule":
@@ -606,83 +569,6 @@ def _positions(owner: Custom, numbers: Numbers, names: Names) -> list[int]:
     if not is_variadic and any(not -n <= i < n for i in found):
         raise ValueError(f"{owner.kind}: `nondiff_argnums` must be positions of the {n} parameters of {owner.name}, got {found}.")
     return found
-
-
-def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like: Sequence[Any]) -> bool | None:
-    """Whether ``function(False)(*inputs, *v)`` is linear in v, as far as one can try.
-
-    Where it does not seem so, that may be rounding: it is tried again at another point, by ``function(True)`` in float64 if the
-    rule takes that. Traced code tries random inputs, which need not fit the function: None where it raises.
-    """
-    if in_legacy_vmap():
-        pairs = [unwrap_legacy_batched(x, 0) for x in inputs]
-        with outside_legacy_vmap():
-            return _try_linear(function, [x[0] if count else x for x, count in pairs], like)
-    traced = is_tracing() or not all(has_data(innermost(x)) for x in inputs)
-
-    def points() -> tuple[list[Tensor], list[Tensor]]:
-        x = [_random(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
-        # A rule may look linear where an input is 0. Other numbers need not fit it.
-        return x, [torch.where(t == 0, torch.randn_like(t), t) if may_differ(t) else t for t in x]
-
-    def attempt() -> bool | None:
-        x, others = below_transforms(points)
-        if not linear_at(x):
-            return False
-        try:
-            return linear_at(others)
-        except Exception:
-            return None if traced else True
-
-    def linear_at(x: Sequence[Tensor]) -> bool:
-        return linear_in(x, like) or linear_again(x)
-
-    def linear_again(x: Sequence[Tensor]) -> bool:
-        near = below_transforms(lambda: [t * (1 + 0.1 * torch.rand_like(t.abs())) if may_differ(t) else t for t in x])
-        try:
-            wide = below_transforms(lambda: [t.to(wider(t.dtype)) for t in near])
-            return linear_in(wide, widened(like), True)
-        except Exception:
-            return linear_in(near, like)
-
-    def linear_in(x: Sequence[Tensor], kinds: Sequence[Any], is_wide: bool = False) -> bool:
-        v, of = below_transforms(lambda: [_random(*own) for own in kinds]), function(is_wide)
-        precisions: list[torch.dtype] = []
-
-        def results(*v: Tensor) -> list[Tensor]:
-            found = [y for y in of(*x, *v) if may_differ(y)]
-            # The verdict is about the dtype of the call.
-            precisions[:] = [narrowest if is_wide else y.dtype for y in found]
-            return found
-
-        narrowest = max([dtype for _, dtype, _ in like if is_floating(dtype)], key=lambda d: torch.finfo(d).eps)
-        return is_linear(results, v, precisions)
-
-    if not traced:
-        try:
-            # The user's random numbers stay as they are. Transforms do not work inside saved-tensor hooks.
-            with torch.no_grad(), same_draws(), outside_saved_tensor_hooks():
-                return below_transforms(attempt)
-        except RuntimeError:
-            if not transforms_active():
-                raise
-            with torch.no_grad(), same_draws(), outside_saved_tensor_hooks():
-                return attempt()  # it may close over tensors of transforms
-    try:
-        with without_modes(), torch.no_grad(), same_draws():
-            return below_transforms(attempt)
-    except Exception:
-        return None
-
-
-def widened(like: Sequence[Any]) -> list[Any]:
-    """The shapes, dtypes and devices of tensors in float64."""
-    return [(shape, wider(dtype), device) for shape, dtype, device in like]
-
-
-def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    sizes = [getattr(getattr(n, "node", None), "hint", n) for n in shape]  # symbolic sizes have a hint
-    return (torch.randn if is_floating(dtype) else torch.zeros)(sizes, dtype=dtype, device=device)
 
 
 # --- The decorators -------------------------------------------------------------------------------------------------------

@@ -16,13 +16,10 @@ from fullgrad._dispatch import current_level, innermost, level_of, requires_grad
 
 
 class _Now(threading.local):
-    """The functions that are transposed in this thread, outermost first, each with the variables of its transposes; and those
-    whose rules are tried.
-    """
+    """The functions that are transposed in this thread, outermost first, each with the variables of its transposes."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[Any, Any, list[_Variables]]] = []
-        self.tried: list[Any] = []
 
 
 class _Variables:
@@ -79,14 +76,3 @@ def constants_of_transposes(owner: Any, tensors: Sequence[Tensor]) -> list[Any]:
     if not where or not any(v.reach(tensors) for _, _, variables in _now.stack[where[0] :] for v in variables):
         return []
     return [_now.stack[i][1] for i in where]
-
-
-@contextlib.contextmanager
-def trying(owner: Any) -> Iterator[bool]:
-    """A context in which the rule of a function is tried, and whether it is the outermost one: a trial calls the rule again."""
-    first = not any(other is owner for other in _now.tried)
-    _now.tried.append(owner)
-    try:
-        yield first
-    finally:
-        _now.tried.pop()

@@ -3,7 +3,7 @@
 from fullgrad._core.public import explained, make_public
 from fullgrad.implicit._linear import cg, gmres
 from fullgrad.implicit._root import argmin, fixed_point, root
-from fullgrad.implicit._rules import root_jvp, root_vjp
+from fullgrad.implicit._root_vjp import root_jvp, root_vjp
 from fullgrad.implicit._solve import solve
 from fullgrad.implicit._solvers import anderson, bisection, newton
 

@@ -277,7 +277,7 @@ def test_a_constant_that_changes_is_not_tried_each_time():
     for step in range(100):
         assert_close(grad(lambda x, step=step: f(x, float(step)).sum())(X), torch.full_like(X, step))
     assert len(calls) < 100 + 20 * 12
-    assert len(f.verdicts) < 40
+    assert len(f.trials.verdicts) < 40
 
 
 def test_forward_mode_of_a_gradient_rule():

@@ -12,9 +12,9 @@ from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transfor
 from fullgrad._engine.closure import Closure, frozen
 from fullgrad._engine.node import value_alone
 from fullgrad._engine.opaque import opaque_values
-from fullgrad._engine.rule import is_differentiated, values_of
+from fullgrad._engine.rule import is_differentiated
 from fullgrad._engine.surroundings import Surroundings
-from fullgrad._engine.values import METHODS
+from fullgrad._engine.values import METHODS, values_of
 from fullgrad._engine.watching import seen
 
 

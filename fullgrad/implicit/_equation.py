@@ -29,11 +29,17 @@ class Equation:
     equations with its Jacobian, and if that is None and there are many unknowns, ``otherwise`` does.
     """
 
-    matrix = "the Jacobian of the equation by its solution"
+    # In messages.
+    name, matrix = "equation", "the Jacobian of the equation by its solution"
+    advice = "Its derivative is that of a solution. More iterations help, or another `init`;"
 
     def __init__(self, label: str, f: Callable[..., Tensor], count: int, method: Any, otherwise: str, tol: float | None) -> None:
         self.label, self.f, self.count, self.method, self.otherwise, self.tol = label, f, count, method, otherwise, tol
         self.factors: tuple[Any, Tensors, LU] | None = None
+
+    def solver(self, n: int) -> Any:
+        """The name or function by which equations with n unknowns are solved."""
+        return self.method or ("dense" if n <= DENSE else self.otherwise)
 
     def back(self, where: Sequence[int]) -> Callable[..., Tensors]:
         """The transpose of the derivative of f by the tensors of a point at ``where``, a function of the point and a vector."""
@@ -61,7 +67,7 @@ class Equation:
             return [torch.zeros_like(b)]
         own = torch.promote_types(b.dtype, torch.float32)
         right, n = b.to(own), b.shape[-1]
-        method = self.method or ("dense" if n <= DENSE else self.otherwise)
+        method = self.solver(n)
         back, ahead = self._products(b, point)
         if method == "dense":
             w = self._lu(back, right, point).solve(right, is_transposed)

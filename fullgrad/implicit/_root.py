@@ -8,22 +8,13 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._core.warn import warn
-from fullgrad._dispatch import has_shape, is_differentiating, is_traced, ordered, pytree
+from fullgrad._dispatch import is_differentiating, is_traced, ordered, pytree
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import Closure, Refusing, frozen
-from fullgrad._engine.opaque import opaque_values
+from fullgrad._engine.closure import Closure
 from fullgrad._engine.operator import Made, P, R
-from fullgrad._engine.rule import (
-    is_floating,
-    transpose,
-)
-from fullgrad._engine.values import METHODS, plain_values, values_by
+from fullgrad._engine.values import METHODS, values_by
 from fullgrad.implicit import _equation
-from fullgrad.implicit._equation import ByEquation, Equation, Jacobian, flat, neumann, real, sample_of
-from fullgrad.implicit._linear import norm
-
-_STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
+from fullgrad.implicit._residual import by_equation, check_kinds, left_of_fixed_point, left_of_root, left_of_solve, look
 
 
 def root(
@@ -227,6 +218,9 @@ def check_linear_solve(name: str, value: Any) -> None:
         checks.choice(name, "linear_solve", value, _equation.METHODS)
 
 
+_LEFT: dict[str, Any] = {"fixed_point": left_of_fixed_point, "argmin": None, "solve": left_of_solve}
+
+
 class Root(Made[P, R]):
     """A solver with the derivative of its equation."""
 
@@ -234,7 +228,7 @@ class Root(Made[P, R]):
         kind, f, self.linear_solve, self.otherwise, self.terms, self.method, self.has_aux, self.tol, self.like, solver = made_of
         super().__init__(f"implicit.{kind}", solver)
         self.made_of, self.kind, self.given = made_of, f"implicit.{kind}", f
-        self.minimizes, self.is_fixed_point = kind == "argmin", kind == "fixed_point"
+        self.left = _LEFT.get(kind, left_of_root)
 
     def parts(self) -> list[Any]:
         return [self.function, self.given]
@@ -271,27 +265,14 @@ class Solution:
         return self._tree(*self._solve())
 
     def result(self) -> Any:
-        """The result of the call."""
-        z, aux = self._solve()
-        by, z, v = self.derivative(z)
-        self.call.release()
+        """The result of the call, with the derivative of its equation."""
+        owner, (z, aux) = self.owner, self._solve()
+        tensors, k = self.call.release(), self.count
+        by, v = by_equation(owner, self.closure, self.solution, z, self.rest, tensors[k:])
+        if owner.tol is not None:
+            look(by.equation, owner.tol, tensors[:k], z, v)
         self.rest = ()  # so that autograd alone keeps tensors
         return self._tree(by.declared(z, v), aux)
-
-    def derivative(self, z: list[Tensor]) -> tuple[ByEquation, list[Tensor], list[Tensor]]:
-        """The derivative of a solution, the solution, and the tensors by which it has one."""
-        owner, label = self.owner, self.label
-        check_solution(label, z)
-        self.problem = Call([self.solution.tree(z), *self.rest])
-        rest = self.call.tensors[self.count :]
-        self.problem.release()
-        with self.closure.replay.none():  # notes what the function closes over
-            plain_values(self.closure, functools.partial(self._of_tensors, owner.given), [*z, *rest])
-        self.given, self.n = frozen(owner.given), len(z) + len(rest)
-        v = [*rest, *self.closure.release()]
-        equation = Equation(label, self._residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)
-        solve = Jacobian.solve if owner.terms is None else functools.partial(neumann, owner.terms)
-        return ByEquation(equation, solve), self._found(equation, z, v), v
 
     def _tree(self, z: Sequence[Tensor], aux: Sequence[Tensor]) -> Any:
         solution = self.solution.tree(z)
@@ -349,100 +330,3 @@ class Solution:
                     f"{self.label}: the solution must have the shape of `init`, {tuple(x.shape)}, got {tuple(y.shape)}."
                 )
         return solution
-
-    # --- The equation ---------------------------------------------------------------------------------------------------
-
-    def _of_tensors(self, given: Callable[..., Any], *zv: Tensor) -> Tensor:
-        """The left-hand side as a vector, or the objective, at tensors of the solution and of the arguments."""
-        found, label = self.problem.run(lambda *args: self._call(given, *args), zv), f"{self.label}: the value of the function"
-        if not self.owner.minimizes:
-            z = zv[: self.length]
-            return self._side(vector_of(label, self.solution.flattened(found, label), z), zv)
-        if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
-            raise TypeError(f"{label} must be a real scalar tensor, as it is the objective, got {found!r:.80}.")
-        return found.to(real(zv[0]))
-
-    def _call(self, given: Callable[..., Any], z: Any, *args: Any) -> Any:
-        return given(z, *args[:-1], **args[-1])
-
-    def _side(self, value: Tensor, zv: Sequence[Tensor]) -> Tensor:
-        """The left-hand side of the equation, by the value of the function that was given."""
-        return flat(zv[: self.length]) - value if self.owner.is_fixed_point else value
-
-    def _with_closure(self, *zv: Tensor) -> Tensor:
-        """The same, also as a function of the tensors that it closes over."""
-        return self.closure.again(functools.partial(self._of_tensors, self.given), zv[: self.n], zv[self.n :])
-
-    def _residual(self, *zv: Tensor) -> Tensor:
-        """The left-hand side of the equation, as a vector."""
-        if not self.owner.minimizes:
-            return self._with_closure(*zv)
-        pull = transpose(lambda *zv: [self._with_closure(*zv)], zv, tuple(range(self.length)))
-        return flat(pull(zv[0].new_ones((), dtype=real(zv[0]))))
-
-    def _found(self, equation: Equation, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
-        """The solution, which is looked at: a residual that is not small gets a warning."""
-        if self.owner.tol is None or is_traced(*z, *v):
-            return z
-        init = self.call.tensors[: self.count]
-        start = init if [x.shape for x in init] == [x.shape for x in z] else z
-
-        def look(batch: Tensor, *all: Tensor) -> list[Tensor]:
-            leading, k = batch.ndim, len(z)
-            start, solution, v = all[:k], all[k : 2 * k], all[2 * k :]
-            if solution[0].numel():
-                f = equation.batched(leading)
-                r = f(*solution, *v)
-                near = [x * (1 + _STEP) for x in solution]
-                self._warn(r, flat(solution, leading).isfinite().all(-1), lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
-            return []
-
-        opaque_values(Refusing(self.label), "broadcast", look, lambda *_: [], [torch.empty(()), *start, *z, *v])
-        return z
-
-    @torch.no_grad()
-    def _warn(self, r: Tensor, is_finite: Tensor, scales: Callable[[], Sequence[Tensor]]) -> None:
-        size = norm(r).squeeze(-1)
-        if not (size != 0).any():
-            return
-        scale = torch.stack([norm(s).squeeze(-1).nan_to_num(0, posinf=torch.inf) for s in scales()]).amax(0)
-        bad = (size > max(self.owner.tol, 16 * torch.finfo(r.dtype).eps) * scale) | ~size.isfinite()
-        bad = bad & is_finite  # infinity and NaN are loud enough
-        if bad.any():
-            first, what = tuple(bad.nonzero()[0].tolist()), "gradient" if self.owner.minimizes else "equation"
-            warn(
-                f"{self.label}: the solution leaves a residual of {size[first]:.2g}{sample_of(bad)}, where the {what} has the "
-                f"scale {scale[first]:.2g}. Its derivative is that of a solution. More iterations help, or another `init`; `tol` "
-                "sets the limit, and None leaves this out.",
-                RuntimeWarning,
-            )
-
-
-def check_kinds(label: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse tensors that have no derivatives, or that are no vectors."""
-    for t in tensors:
-        if t.is_quantized:
-            raise TypeError(f"{label}: an argument must be a real tensor, got dtype {t.dtype}.")
-        if torch.masked.is_masked_tensor(t):
-            raise NotImplementedError(f"{label}: masked tensors are not taken; use their data, x.get_data().")
-        if t.is_nested:
-            raise NotImplementedError(f"{label}: nested tensors are not taken; use torch.func.vmap, or the buffer, x.values().")
-
-
-def check_solution(label: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse tensors that are no unknowns."""
-    if not tensors or len({t.dtype for t in tensors}) > 1 or not is_floating(tensors[0].dtype):
-        found = sorted({str(t.dtype) for t in tensors}) or "none"
-        raise TypeError(f"{label}: the solution must be tensors of one floating dtype, got {found}.")
-
-
-def vector_of(label: str, values: Sequence[Any], like: Sequence[Tensor]) -> Tensor:
-    """The vector of values of an equation, which are like the solution. Autocast may change their dtype."""
-    for r, z in zip(values, like, strict=True):
-        if not isinstance(r, Tensor):
-            raise TypeError(f"{label} must be tensors like the solution, got a value of type {type(r).__name__}.")
-        if not has_shape(r.shape, z.shape):
-            raise ValueError(f"{label} must have the shape of the solution, {tuple(z.shape)}, got {tuple(r.shape)}.")
-        if r.dtype.is_complex and not z.dtype.is_complex:
-            raise TypeError(f"{label} must be real, as the solution is, got {r.dtype}.")
-    return flat([r.to(z.dtype) for r, z in zip(values, like, strict=True)])

@@ -1,17 +1,19 @@
 """`root_vjp` and `root_jvp`: the derivative of a solution of an equation, for custom rules."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._engine.call import Result
+from fullgrad._engine.call import Call, Result
+from fullgrad._engine.closure import Closure
 from fullgrad._engine.node import one_node
 from fullgrad._engine.rule import check_like, kept_alone, may_differ, scattered
-from fullgrad.implicit._equation import ByEquation, Equation
-from fullgrad.implicit._root import Root, Solution, check_linear_solve
+from fullgrad.implicit._equation import ByEquation
+from fullgrad.implicit._residual import by_equation, check_kinds
+from fullgrad.implicit._root import Root, check_linear_solve
 
 
 def root_vjp(
@@ -67,10 +69,10 @@ def _root_vjp(f: Any, solution: Any, args: Any, cotangent: Any, linear_solve: An
     by, z, v, known = _derivative(label, f, solution, args, linear_solve, tol)
     found = known.solution.flattened(cotangent, f"{label}: `cotangent`")
     g = [_like(f"{label}: a cotangent", t, x) for t, x in zip(found, z, strict=True)]
-    where = [i for i, x in enumerate(v[: known.n - len(z)]) if may_differ(x)]
+    where = [i for i, x in enumerate(v[: known.count]) if may_differ(x)]
     k, n = len(z), len(z) + len(v)
     pulled = kept_alone(lambda *all: by.pulled(all[:k], all[k:n], all[n:], where), [*z, *v, *g])
-    return known.call.beside([*z, *scattered(known.n - k, tuple(where), pulled)])[1:-1]
+    return known.call.beside([*z, *scattered(known.count, tuple(where), pulled)])[1:-1]
 
 
 def root_jvp(
@@ -137,23 +139,18 @@ def _root_jvp(f: Any, solution: Any, args: Any, tangents: Any, linear_solve: Any
     return known.solution.tree(pushed)
 
 
-class _Known(Solution):
-    """A call whose solution is known, in the place of `init`."""
+class _Known(NamedTuple):
+    """The arguments of a call, its first one, the solution, and how many tensors the others have."""
 
-    def _solve(self) -> tuple[list[Tensor], list[Tensor]]:
-        z = self.call.tensors[: self.count]
-        self.solution, self.length = Result(self.call.parts[0].filled(z, [])), self.count
-        self.solution.release()
-        return z, []
-
-    def _found(self, equation: Equation, z: list[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
-        return z
+    call: Call
+    solution: Result
+    count: int
 
 
 def _derivative(
     label: str, f: Any, solution: Any, args: Any, linear_solve: Any, tol: float | None
-) -> tuple[ByEquation, list[Tensor], list[Tensor], _Known]:
-    """The derivative by an equation, the tensors of the solution and those by which it has one, and the call."""
+) -> tuple[ByEquation, list[Tensor], list[Tensor], "_Known"]:
+    """The derivative by an equation, the tensors of the solution and those by which it has one, and the structure of both."""
     if torch.jit.is_tracing():
         raise NotImplementedError(
             f"{label}: torch.jit.trace cannot record the solution of its linear equations; use torch.compile."
@@ -164,8 +161,14 @@ def _derivative(
         raise TypeError(f"{label}: `args` must be a tuple or list of arguments, got a value of type {type(args).__name__}.")
     owner = Root("root", f, linear_solve, "gmres", None, "map", False, tol, None, f)
     owner.label = label
-    known = _Known(owner, (solution, *args), {})
-    return *known.derivative(known._solve()[0]), known
+    call = Call([solution, *args, {}])
+    closure, k = Closure(label, f, objects=call.objects()), call.parts[0].count
+    check_kinds(label, call.tensors)
+    z, rest = call.tensors[:k], call.tensors[k:]
+    structure = Result(call.parts[0].filled(z, []))
+    structure.release()
+    by, v = by_equation(owner, closure, structure, z, (*args, {}), rest)
+    return by, z, v, _Known(call, structure, len(rest))
 
 
 def _like(label: str, t: Any, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """`solve`: the solution of linear equations that a function gives, as an operator."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._dispatch import clone_if_view
-from fullgrad._engine.call import Result
-from fullgrad.implicit._equation import Equation, Jacobian, flat, unflat
-from fullgrad.implicit._root import Root, Solution, check_linear_solve, check_solution, vector_of
+from fullgrad._engine.call import Call, Result
+from fullgrad._engine.closure import Closure
+from fullgrad.implicit._equation import Jacobian, flat, unflat
+from fullgrad.implicit._residual import by_equation, check_kinds, check_solution, look, vector_of
+from fullgrad.implicit._root import Root, check_linear_solve
 
 
 def solve(
@@ -31,10 +34,12 @@ def solve(
 
     Args:
         matvec: The function :math:`w \mapsto A(x)\,w`, as ``matvec(w, *args)``: torch code that is linear in w, which is like b.
+            It may add a vector, which the right-hand side gets with the other sign.
         b: The right-hand side, a tensor or a structure of tensors of one dtype.
         args: Arguments of ``matvec``: any structure of tensors, modules and constants.
         linear_solve: As in :func:`fullgrad.implicit.root`.
-        tol: As in :func:`fullgrad.implicit.root`, for an iterative ``linear_solve``.
+        tol: As in :func:`fullgrad.implicit.root`, for an iterative ``linear_solve``; with a dense one, the equation itself
+            is looked at: it warns if ``matvec`` is not linear.
 
     Returns:
         The solution, like ``b``.
@@ -60,8 +65,32 @@ def solve(
     check_linear_solve("implicit.solve", linear_solve)
     if is_dynamo_compiling() or torch.jit.is_tracing():
         return _of_matrix(matvec, b, args)
-    owner = Root("solve", matvec, linear_solve, "gmres", None, "map", False, tol, None, matvec)
-    return _LinearSolution(owner, (b, *args), {}).result()
+    owner = Root("solve", functools.partial(_without_b, matvec), linear_solve, "gmres", None, "map", False, tol, None, matvec)
+    return _solved(owner, b, args)
+
+
+def _without_b(matvec: Callable[..., Any], w: Any, _: Any, *args: Any) -> Any:
+    return matvec(w, *args)
+
+
+def _solved(owner: Root[Any, Any], b: Any, args: tuple[Any, ...]) -> Any:
+    """The solution with its derivative. Its equation has the right-hand side as the first argument."""
+    call = Call([b, *args, {}])
+    check_kinds(owner.label, call.tensors)
+    closure = Closure(owner.label, owner.given, objects=call.objects())
+    b = call.run(lambda b, *_: b, call.tensors)
+    solution, tensors = Result(b), call.release()
+    z = [torch.zeros_like(t) for t in solution.release()]
+    by, v = by_equation(owner, closure, solution, z, (b, *args, {}), tensors)
+    equation = by.equation
+    equation.matrix, equation.advice = "the matrix", "`matvec` is not linear in w: use implicit.root with a solver;"
+    point = [t.detach() for t in (*z, *v)]
+    right = -equation.f(*point)  # less what a function adds to its product
+    z = [clone_if_view(w) for w in unflat(Jacobian(equation).solve(right.detach(), point), z)]
+    # What an iterative solver leaves has a warning of its own.
+    if owner.tol is not None and equation.solver(len(right)) == "dense":
+        look(equation, owner.tol, [], z, v)
+    return solution.tree(by.declared(z, v))
 
 
 def _of_matrix(matvec: Callable[..., Any], b: Any, args: tuple[Any, ...]) -> Any:
@@ -79,30 +108,9 @@ def _of_matrix(matvec: Callable[..., Any], b: Any, args: tuple[Any, ...]) -> Any
         return vector_of(label, structure.flattened(found, label), right)
 
     b = flat(right)
+    added = product(torch.zeros_like(b))
     unit = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
     # torch.jit.trace knows no vmap.
     rows = torch.stack([product(w) for w in unit]) if torch.jit.is_tracing() else torch.func.vmap(product)(unit)
     # Not by `@`, which torch does not compile for a size that data decides.
-    return structure.tree(unflat((b.unsqueeze(-1) * torch.linalg.inv(rows)).sum(0), right))
-
-
-class _LinearSolution(Solution):
-    """One call, whose right-hand side is in the place of `init`, and has a derivative."""
-
-    def _solve(self) -> tuple[list[Tensor], list[Tensor]]:
-        b = self.call.run(lambda b, *_: b, self.call.tensors)
-        self.solution, self.rest = Result(b), (b, *self.rest)
-        z = [torch.zeros_like(t) for t in self.solution.release()]
-        self.length, self.count = len(z), 0
-        return z, []
-
-    def _call(self, given: Callable[..., Any], z: Any, *args: Any) -> Any:
-        return super()._call(given, z, *args[1:])
-
-    def _side(self, value: Tensor, zv: Sequence[Tensor]) -> Tensor:
-        return value - flat(zv[self.length : 2 * self.length])
-
-    def _found(self, equation: Equation, z: Sequence[Tensor], v: Sequence[Tensor]) -> list[Tensor]:
-        equation.matrix = "the matrix"
-        b, *point = [t.detach() for t in (flat(v[: self.length]), *z, *v)]
-        return [clone_if_view(w) for w in unflat(Jacobian(equation).solve(b, point), z)]
+    return structure.tree(unflat(((b - added).unsqueeze(-1) * torch.linalg.inv(rows - added)).sum(0), right))

@@ -20,7 +20,7 @@ from fullgrad._dispatch import (
 from fullgrad._engine.call import Result
 from fullgrad.implicit._equation import flat, gradient, unflat
 from fullgrad.implicit._linear import nonzero, norm
-from fullgrad.implicit._root import check_solution, vector_of
+from fullgrad.implicit._residual import check_solution, vector_of
 
 
 def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxiter: int = 50) -> Any:

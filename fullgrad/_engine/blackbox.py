@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
-from fullgrad._engine.closure import Closure, frozen
+from fullgrad._engine.closure import CAPTURED_BY_CODE, Closure, frozen
 from fullgrad._engine.node import value_alone
 from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import is_differentiated
@@ -113,10 +113,7 @@ class _Closure(Closure):
 
     def __init__(self, label: str, function: Callable[..., Any]) -> None:
         super().__init__(label, function)
-        self.message = (
-            f"{label} captures a tensor that requires a gradient, so that its derivative would be lost. "
-            "Detach the tensor, use it under torch.no_grad, or make it a part of `x`."
-        )
+        self.message = CAPTURED_BY_CODE.format(label)
 
     def noted(self, tensor: Tensor) -> Tensor:
         return super().noted(tensor) if level_of(tensor) else tensor  # whose derivative the result shows

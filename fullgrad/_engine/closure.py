@@ -33,19 +33,30 @@ from fullgrad._engine.rule import is_differentiated, leaves_of
 from fullgrad._engine.surroundings import Surroundings, changed, in_graph, versions_of
 from fullgrad._engine.watching import is_watched, seen, watching
 
+# Errors about captured tensors: of rules, and of code without derivatives. The others stand where they are raised, below.
 CAPTURED = (
     "{} captures a tensor that requires a gradient or belongs to a transform. Pass the tensor, or the module that has it, as an "
     "argument."
+)
+CAPTURED_BY_CODE = (
+    "{} captures a tensor that requires a gradient, so that its derivative would be lost. Detach the tensor, use it under "
+    "torch.no_grad, or make it a part of `x`."
 )
 
 
 class Closure:
     """The tensors that functions use and were not given, where they need a derivative or belong to a transform.
 
-    In a call by `first` they are noted and have their values alone; `release` returns them, and `again` puts other tensors in
-    their places. Parameters and buffers of modules that the functions hold are known by name too, as
-    `torch.func.functional_call` replaces them for the first call only. Objects that the functions get as arguments count as
-    held by them.
+    Its life has this order:
+
+    1. `hold`, before a call below all transforms: it returns the values of the tensors of transforms that the functions hold.
+    2. `first`, the call: the tensors that it uses are noted, and have their values alone.
+    3. `hold_unused`, if a derivative calls another function than the call: what that one holds is noted, too.
+    4. `release`: it returns the noted tensors, which become inputs of the operator, and keeps weak references and versions.
+    5. `again`, in a derivative, at any order: a call with other tensors in their places. It refuses what has changed.
+
+    Parameters and buffers of modules that the functions hold are known by name too, as `torch.func.functional_call` replaces
+    them for the first call only. Objects that the functions get as arguments count as held by them.
     """
 
     def __init__(self, name: str, *functions: Any, objects: Sequence[Any] = (), draws_again: bool = True) -> None:

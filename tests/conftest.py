@@ -16,7 +16,7 @@ from fullgrad._dispatch import preserved_keys
 from fullgrad.testing._subject import float64_devices
 
 # As many parameters of a test has the short suite, but of one marked `short`, of which it has all, or one of so many.
-PARAMETERS = 3
+PARAMETERS = 2
 # The marks of tests that are not in the short suite, and of those that run when they are asked for.
 EXHAUSTIVE = ("exhaustive", "peers", "adopting", "clients")
 LATER = ("long", *EXHAUSTIVE)

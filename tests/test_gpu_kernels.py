@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 
 def output_of(code, **variables):
     """What a process prints that runs some code."""
@@ -33,6 +35,7 @@ print([str(w.message).split(",")[0] for w in found], torch.equal(first, fullgrad
 """
 
 
+@pytest.mark.long
 def test_without_triton_formulas_run_with_one_warning():
     """The warning says that rows take many kernels."""
     assert output_of(MISSING, FULLGRAD_TRITON="interpret") == "['fullgrad: Triton is not installed'] True\n"
@@ -62,11 +65,13 @@ for f in (fullgrad.soft.sparsemax, lambda x: fullgrad.topk_mask_st(x, 2), fullgr
 """
 
 
+@pytest.mark.long
 def test_a_kernel_that_fails_gives_way_to_its_formula_with_one_warning():
     """Forward and backward, in that call and in later ones."""
     assert output_of(FAILING, FULLGRAD_TRITON="interpret") == "['fullgrad: the Triton kernels'] True\n" * 4
 
 
+@pytest.mark.long
 def test_the_switch():
     """A tensor on the CPU has a kernel by the interpreter alone."""
     code = (

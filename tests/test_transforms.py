@@ -83,7 +83,7 @@ def pytest_generate_tests(metafunc):
         )
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("device", float64_devices())
 def test_check(case, name, device):
     """The operator passes the check, on every device that has float64."""
@@ -98,7 +98,7 @@ def test_check(case, name, device):
         raise
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize("device", float64_devices())
 @pytest.mark.parametrize("cases", [pytest.param(REST[i : i + 20], id=f"from {REST[i].name}") for i in range(0, len(REST), 20)])
 def test_variants(cases, device):
@@ -155,7 +155,7 @@ def groups(cases, name, size=10):
     return [found[i : i + size] for found in same.values() for i in range(0, len(found), size)]
 
 
-@pytest.mark.short
+@pytest.mark.short(of=2)
 @pytest.mark.parametrize("device", float64_devices())
 @pytest.mark.parametrize(
     ("cases", "name"),

@@ -71,7 +71,7 @@ FLAGGED = {
 }
 
 
-@pytest.mark.short
+@pytest.mark.short(of=3)
 @pytest.mark.parametrize(("label", "where", "name", "flag"), sorted(FLAGGED, key=lambda f: (f[0], f[3])))
 def test_flags_are_bools(label, where, name, flag):
     """A value that is not a bool is refused by name, as torch does: it is an argument for another place."""

@@ -306,6 +306,7 @@ assert pickle.loads(pickle.dumps(Spike)) is Spike
 """
 
 
+@pytest.mark.long
 def test_cloudpickle_sends_what_a_script_defines(tmp_path):
     """Rules, solvers and operator classes of a script work in a process that has not the script; pickle has them by name."""
     pytest.importorskip("cloudpickle")

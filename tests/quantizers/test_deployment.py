@@ -170,6 +170,7 @@ def run_by_onnxruntime(module, x, path):
     return [node.op_type for node in graph.node], graph.initializer, torch.tensor(found)
 
 
+@pytest.mark.short(of=6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KNOWN)
 def test_onnx_has_quantize_linear(name, tmp_path):

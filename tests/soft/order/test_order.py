@@ -279,6 +279,7 @@ def test_weights_that_a_method_does_not_have_are_refused(method):
     assert fullgrad.median_st(x, 1, method=method).indices.dtype == torch.int64
 
 
+@pytest.mark.short(of=4)
 @pytest.mark.parametrize("mode", ["smooth", "c1"])
 @pytest.mark.parametrize(("name", "method"), [("sort", m) for m in SORT_METHODS] + [("rank", m) for m in RANK_METHODS])
 def test_autocast_changes_no_derivative(name, method, mode):

@@ -426,6 +426,7 @@ def test_no_convergence_is_said(monkeypatch):
         plan(squared(20, 20, 1e-3, 2), uniform(20), uniform(20), "c1")
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", ["smooth", "c0", "c1"])
 def test_a_plan_without_digits_is_an_error(mode):
     """At a cost of 1e16 softnesses rounding leaves nothing of the marginals."""

@@ -3,6 +3,7 @@
 import collections
 import gc
 import getpass
+import math
 import os
 import tempfile
 import zlib
@@ -80,7 +81,18 @@ def short_ones(items) -> list:
         return items[: max(mark.kwargs.get("but", 0) for mark in map(items[0].get_closest_marker, LATER) if mark)]
     mark = others[0].get_closest_marker("short")
     count = PARAMETERS if mark is None else max(PARAMETERS, len(others) // mark.kwargs.get("of", 1))
-    return sorted(others, key=lambda item: zlib.crc32(item.nodeid.encode()))[:count]
+    return shuffled(others)[:count]
+
+
+def left_to_the_exhaustive(items) -> list:
+    """The long tests of one function, of which one of so many stays one where it is marked `sampled`."""
+    mark = items[0].get_closest_marker("sampled") if items else None
+    return shuffled(items)[math.ceil(len(items) / mark.kwargs["of"]) :] if mark else []
+
+
+def shuffled(items) -> list:
+    """Tests in an order in which each value of several parameters has its turn, always the same one."""
+    return sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode()))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -88,9 +100,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
     short = {item for tests in functions.values() for item in short_ones(tests)}
+    others = [[item for item in tests if item not in short] for tests in functions.values()]
+    exhaustive = {item for tests in others for item in left_to_the_exhaustive(tests)}
     kept, dropped = [], []
     for item in items:
-        if item not in short and any(map(item.get_closest_marker, EXHAUSTIVE)):
+        if item in exhaustive or (item not in short and any(map(item.get_closest_marker, EXHAUSTIVE))):
             runs = part is not None and zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
         else:
             runs = config.getoption("--everyday") or config.getoption("--long") != (item in short)

@@ -90,6 +90,7 @@ print("right")
 """
 
 
+@pytest.mark.sampled(of=3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "inside",

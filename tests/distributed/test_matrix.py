@@ -47,6 +47,7 @@ def check(case, placement, shape, wanted, cotangents=None):
                 assert_close(a, b.detach(), rtol=1e-9, atol=1e-11, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.sampled(of=3)
 @needs_threads
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("case", EVERYDAY, ids=lambda c: c.name)
@@ -55,6 +56,7 @@ def test_operator(case, placement):
     check(case, (placement,), (2,), [*derivatives_of(case), "vmap(grad)"])
 
 
+@pytest.mark.sampled(of=3)
 @needs_threads
 @pytest.mark.parametrize("cotangent", ["Partial", "Shard(1)"])
 @pytest.mark.parametrize("placement", ["Shard(0)", "Partial"])

@@ -389,6 +389,7 @@ FOLLOWING = {
 }
 
 
+@pytest.mark.sampled(of=2)
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("where", ["a class", "a module", "a variable"])
 @pytest.mark.parametrize("name", FOLLOWING)

@@ -658,6 +658,7 @@ def test_pickles_and_copies():
         close(jacrev(other, 1)(X[1], X[0]), jacrev(named, 1)(X[1], X[0]))
 
 
+@pytest.mark.sampled(of=3)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 @pytest.mark.parametrize("problem", ["scipy", "gmres", "inside vmap", "conditions", "solve"])
 def test_compiled(problem, backend):

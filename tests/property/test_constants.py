@@ -121,6 +121,7 @@ def check(f, some, seed):
         assert same, f"{name}: {value.item()}, autograd: {expected.item()}"
 
 
+@pytest.mark.sampled(of=4)
 @pytest.mark.long(but=5)
 @pytest.mark.parametrize("case", SUBJECTS, ids=lambda c: c.name)
 @settings(max_examples=25)

@@ -61,6 +61,7 @@ def test_the_exact_gradient():
         torch.testing.assert_close(torch.autograd.grad(mean, theta)[0], expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sampled(of=3)
 @pytest.mark.parametrize(
     "n", [pytest.param(20_000, id="few draws"), pytest.param(1_000_000, id="many draws", marks=pytest.mark.long)]
 )

@@ -176,6 +176,7 @@ def cases(dtype, has_unit):
     yield from (("smooth", unit, far) for unit in (UNITS[dtype][1:] if has_unit else ()))
 
 
+@pytest.mark.sampled(of=3)
 @pytest.mark.parametrize("dtype", OFFSETS, ids=str)
 @pytest.mark.parametrize("name", ORDER)
 def test_order_statistics_in_any_unit_anywhere(name, dtype):

@@ -211,6 +211,7 @@ def test_weights_are_positive_and_sum_to_1(method, mode):
         close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
+@pytest.mark.sampled(of=3)
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [k for k, (n, m) in CALLS.items() if n in ("sort", "rank") and m != "sorting_network"])

@@ -44,7 +44,7 @@ class Code:
         value = self._values(self.function, points, draws, self.closure.hold() if self.method != "map" else [])
         held = self.closure.release()
         if is_differentiated(held):
-            raise RuntimeError(self.closure.message)
+            raise RuntimeError(self.closure.message())
         return value, held
 
     def again(self, points: Tensor, held: Sequence[Tensor]) -> Tensor:
@@ -111,9 +111,8 @@ class Code:
 class _Closure(Closure):
     """The tensors of transforms that code uses; those that need a derivative are refused, as the rules do not know of them."""
 
-    def __init__(self, label: str, function: Callable[..., Any]) -> None:
-        super().__init__(label, function)
-        self.message = CAPTURED_BY_CODE.format(label)
+    def message(self) -> str:
+        return CAPTURED_BY_CODE.format(self.name)
 
     def noted(self, tensor: Tensor) -> Tensor:
         return super().noted(tensor) if level_of(tensor) else tensor  # whose derivative the result shows

@@ -44,6 +44,16 @@ CAPTURED_BY_CODE = (
 )
 
 
+def captured(name: str, objects: Sequence[Any] = ()) -> str:
+    """The message for a tensor that code captures, or that one of the objects has which code gets as arguments."""
+    kinds = ", ".join(sorted({type(v).__name__ for v in objects if type(v).__module__ not in ("builtins", "types")}))
+    more = (
+        f" A tensor in an argument of type {kinds} counts as captured, unless torch.utils._pytree.register_dataclass or "
+        "register_pytree_node says what it holds."
+    )
+    return CAPTURED.format(name) + (more if kinds else "")
+
+
 class Closure:
     """The tensors that functions use and were not given, where they need a derivative or belong to a transform.
 
@@ -61,7 +71,6 @@ class Closure:
 
     def __init__(self, name: str, *functions: Any, objects: Sequence[Any] = (), draws_again: bool = True) -> None:
         self.name, self.functions, self.objects = name, functions, objects
-        self.message = CAPTURED.format(name)
         self.look()
         # Whether a derivative calls what the call has called, which draws the same numbers, or other code, which may draw none.
         self.replay, self.draws_again = Replay(name, generators_in((*functions, *objects), self.places)), draws_again
@@ -77,6 +86,10 @@ class Closure:
         self.is_below = False
         self.is_traced = in_graph()  # in which constants are not noted
         self._refs: list[tuple[weakref.ref[Tensor], bool]] = []
+
+    def message(self) -> str:
+        """The message for a tensor that the functions capture and may not."""
+        return captured(self.name, self.objects)
 
     def look(self) -> None:
         """Note what the functions hold now."""
@@ -142,7 +155,7 @@ class Closure:
         if self.is_plain:
             self.surroundings = Surroundings(self.name, *map(frozen, self.functions), *self.objects, but=tensors)
         if tensors and is_compiling() and any(has_data(innermost(t)) for t in tensors):  # to the compiler it is a constant
-            raise NotImplementedError(self.message)
+            raise NotImplementedError(self.message())
         return list(seen(tensors))
 
     def again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
@@ -301,12 +314,12 @@ class Closure:
     def check(self, results: Sequence[Tensor]) -> None:
         """Refuse results of a call in which torch's Python functions did not see all tensors."""
         if any(level_of(y) > current_level() for y in results) or any(are_differentiated(results)):
-            raise RuntimeError(self.message)
+            raise RuntimeError(self.message())
 
     def refuse(self) -> None:
         """Refuse what the functions hold, in code that a tracer records."""
         if is_differentiated(self.held):
-            raise NotImplementedError(self.message)
+            raise NotImplementedError(self.message())
 
     def _settle(self) -> None:
         positions = {id(t): i for i, t in enumerate(self.tensors)}
@@ -452,7 +465,7 @@ class _Mode(TorchFunctionMode):
         level = level_of(tensor)
         if level > self.level:  # of a transform inside the function, if one is active
             if not transforms_active():
-                raise RuntimeError(self.closure.message)
+                raise RuntimeError(self.closure.message())
             return False
         return level > 0 or any(are_differentiated([tensor]))  # also under no_grad, as kernels are called
 

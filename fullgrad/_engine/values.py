@@ -41,7 +41,9 @@ def plain_values(closure: Closure, function: Callable[..., Any], tensors: Tensor
         return values_of(closure.name, first, tensors, closure.message, has_methods=False)
 
 
-def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: str, has_methods: bool = True) -> Any:
+def values_of(
+    name: str, function: Callable[..., Any], tensors: Sequence[Tensor], message: Callable[[], str], has_methods: bool = True
+) -> Any:
     """``function(*tensors)`` without a derivative. A function that changes a tensor in place, or whose result has a derivative
     by another tensor, which would be lost, is refused. ``has_methods`` says whether there are other ways to batch than vmap.
     """
@@ -67,10 +69,10 @@ def values_of(name: str, function: Callable[..., Any], tensors: Sequence[Tensor]
     leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
     results = [t for t in leaves if isinstance(t, Tensor)]
     if any(isinstance(t, Moving) for t in results):
-        raise RuntimeError(message)
+        raise RuntimeError(message())
     if is_differentiated(results) and (
         # Code may have made its arguments, which are of this call alone, require a gradient.
         transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(results) <= {id(t) for t in given}
     ):
-        raise RuntimeError(message)
+        raise RuntimeError(message())
     return result

@@ -16,7 +16,7 @@ from fullgrad._dispatch import (
     pytree,
 )
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import CAPTURED, Refusing
+from fullgrad._engine.closure import Refusing, captured
 from fullgrad._engine.held import generators_in, places
 from fullgrad._engine.linearity import wider
 from fullgrad._engine.operator import Made, P, R
@@ -92,7 +92,7 @@ class Custom(Made[P, R]):
         call = CustomCall(self, args)
         if not is_differentiated(call.tensors):
             if self.method == "map":
-                return self.values(lambda *tensors: call.run(self.function, tensors), call.tensors)
+                return self.values(call, lambda *tensors: call.run(self.function, tensors), call.tensors)
             result, values = self.value(call, lambda function: function())
             return result.tree(values)
         self.check_rules()
@@ -109,9 +109,9 @@ class Custom(Made[P, R]):
         if not self.has_rules():
             raise AttributeError(f"{self.label} has no rule; give it one by {self.rules}.")
 
-    def values(self, function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+    def values(self, call: "CustomCall", function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """``function(*tensors)`` without a derivative."""
-        return values_of(self.label, function, tensors, CAPTURED.format(self.label))
+        return values_of(self.label, function, tensors, lambda: captured(self.label, call.objects()))
 
     def value(self, call: "CustomCall", run: Callable[[Callable[[], Result]], Result]) -> tuple[Result, list[Tensor]]:
         """The structure of the function's result, and the tensors in it, without a derivative."""
@@ -363,7 +363,7 @@ class _VJPRule:
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Result, Sequence[Tensor]]:
         """The result, and the tensors in the residuals."""
-        self.owner.values(lambda *given: self.replay.first(lambda: self._note(self._fwd(given))), tensors)
+        self.owner.values(self.call, lambda *given: self.replay.first(lambda: self._note(self._fwd(given))), tensors)
         return self.result, self.residuals.release()
 
     def _note(self, pair: tuple[Result, Call]) -> list[Tensor]:
@@ -388,7 +388,7 @@ class _VJPRule:
             found[:] = self.replay_back.first(lambda: self._bwd(*of_rule))
             return [g for g in found if g is not None]
 
-        values = self.owner.values(value, [*residuals, *x, *cotangents])
+        values = self.owner.values(self.call, value, [*residuals, *x, *cotangents])
         where = tuple([i for i, g in enumerate(found) if g is not None])
         reference = by_reference(lambda *all: [g for g in self._again(all[:n], all[n:], needs) if g is not None])
         return scattered(n + k, where, declared(reference, values, [*x, *cotangents]))

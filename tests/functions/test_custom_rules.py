@@ -1,6 +1,7 @@
 """Rules of one's own: JAX's numbers under every transform, and what is lost elsewhere."""
 
 import copy
+import dataclasses
 import gc
 import json
 import pickle
@@ -540,3 +541,18 @@ def test_a_pullback_is_told_which_gradients_are_needed():
     op = fullgrad.custom_gradient(lambda x, y: (x * y, lambda g, needs: told.append(needs) or (g * y, g * x)))
     grad(op)(torch.tensor(2.0), torch.tensor(3.0))
     assert told == [(True, False)]
+
+
+def test_a_tensor_in_an_object_that_torch_does_not_know_is_said_to_be_there():
+    """The error names the type, and how torch learns what it holds."""
+
+    @dataclasses.dataclass
+    class Weights:
+        scale: torch.Tensor
+
+    f = fullgrad.custom_vjp(lambda w, x: w.scale * x)
+    f.defvjp(lambda w, x: (w.scale * x, (w, x)), lambda kept, g: (None, g * kept[0].scale))
+    x = torch.tensor(2.0, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"A tensor in an argument of type Weights counts as captured.*register_dataclass"):
+        f(Weights(torch.tensor(3.0, requires_grad=True)), x)
+    assert torch.autograd.grad(f(Weights(torch.tensor(3.0)), x), x)[0] == 3

@@ -324,19 +324,19 @@ class Layer(nn.Module):
 
 CAPTURED = {
     "root": lambda net, y: implicit.root(lambda z: z * z - (net.weight @ y).exp())(lambda z: (net.weight @ y / 2).exp())(y),
-    "root of a module": lambda net, y: (
-        implicit.root(lambda z, net, y: z * z - (net.weight @ y).exp())(lambda z, net, y: (net.weight @ y / 2).exp())(y, net, y)
-    ),
+    "root of a module": lambda net, y: implicit.root(lambda z, net, y: z * z - (net.weight @ y).exp())(
+        lambda z, net, y: (net.weight @ y / 2).exp()
+    )(y, net, y),
     "solve": lambda net, y: implicit.solve(lambda w: net.weight @ w + 3 * w, y),
     "solve of a module": lambda net, y: implicit.solve(lambda w, net: net.weight @ w + 3 * w, y, net),
     "checkpoint": lambda net, y: fullgrad.checkpoint(lambda y: (net.weight @ y).sin(), y),
-    "straight_through": lambda net, y: (
-        fullgrad.straight_through(lambda y: (net.weight @ y).round(), lambda y: (net.weight @ y).sin())(y)
-    ),
+    "straight_through": lambda net, y: fullgrad.straight_through(
+        lambda y: (net.weight @ y).round(), lambda y: (net.weight @ y).sin()
+    )(y),
     "with_reference": lambda net, y: fullgrad.with_reference(lambda y: net.weight @ y, lambda y: (net.weight @ y).sin())(y),
-    "with_reference of a module": lambda net, y: (
-        fullgrad.with_reference(lambda net, y: net.weight @ y, lambda net, y: (net.weight @ y).sin())(net, y)
-    ),
+    "with_reference of a module": lambda net, y: fullgrad.with_reference(
+        lambda net, y: net.weight @ y, lambda net, y: (net.weight @ y).sin()
+    )(net, y),
     "closure_convert": lambda net, y: (lambda f, more: f(y, *more))(
         *fullgrad.closure_convert(lambda y: (net.weight @ y).sin(), y)
     ),

@@ -135,8 +135,8 @@ def _check_others(label: str, others: list[Any]) -> None:
     for v in others:
         if isinstance(v, nn.Module):
             raise TypeError(
-                f"{label} takes no module as an argument, got a {type(v).__name__}, whose parameters would lose their derivatives. "
-                "Let `soft` capture it, or pass its parameters."
+                f"{label} takes no module as an argument, got a {type(v).__name__}, whose parameters would lose their "
+                "derivatives. Let `soft` capture it, or pass its parameters."
             )
 
 

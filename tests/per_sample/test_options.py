@@ -359,7 +359,7 @@ def test_a_loss_that_reads_its_sample_is_told_what_to_do():
     """The words name the mask that models of transformers take as it is."""
     loss = lambda w, x: (w * x).sum() if x.all() else (w @ x).sum()  # noqa: E731
     with pytest.raises(
-        RuntimeError, match="^norms: the loss reads a number of its sample.* an attention mask of four dimensions"
+        RuntimeError, match=r"^norms: the loss reads a number of its sample.* an attention mask of four dimensions"
     ):
         per_sample.norms(loss)(W, X)
 

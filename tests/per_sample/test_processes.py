@@ -69,7 +69,7 @@ def sharded(own):
     mesh = init_device_mesh("cpu", (WORLD,))
     net, plain, found = fully_shard(network(), mesh=mesh), network(), []
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with pytest.raises(NotImplementedError, match="^clipped: a parameter is a DTensor"):
+    with pytest.raises(NotImplementedError, match=r"^clipped: a parameter is a DTensor"):
         private(plain)(dict(net.named_parameters()), batch(0))
     for step in range(STEPS):
         params = {name: p.detach().full_tensor() for name, p in net.named_parameters()}

@@ -1,5 +1,7 @@
 """Matrix products in the precision of their factors."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,6 +56,16 @@ class MatMul(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         return MatMul.apply(*aligned(in_dims, args, (2, 2))), 0
+
+
+@contextlib.contextmanager
+def without_autocast(device: str) -> Iterator[None]:
+    """A context without autocast, for what is computed beside the user's code."""
+    if not is_autocast(device):
+        yield
+        return
+    with torch.autocast(device, enabled=False):
+        yield
 
 
 def is_autocast(device: str) -> bool:

@@ -23,6 +23,7 @@ from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
 from fullgrad._dispatch.jagged import call_on_buffers, is_jagged
+from fullgrad._dispatch.state import Moving
 from fullgrad._dispatch.torch_private import (
     SCRIPT_HOOK,
     has_function_mode,
@@ -65,10 +66,6 @@ def make_overridable(module: types.ModuleType, public: str, refuse: _Refuse) -> 
             if function not in wrappers:
                 wrappers[function] = unscriptable(_wrapper(function, public, refuse))
             setattr(module, name, wrappers[function])
-
-
-class Moving(Tensor):
-    """A tensor that overrides operators, too: a value that moves along a curve."""
 
 
 def is_override(value: Any) -> bool:

@@ -16,6 +16,10 @@ from fullgrad._dispatch.torch_private import dispatch_modes, forward_ad, transfo
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 
 
+class Moving(Tensor):
+    """A tensor that overrides operators, too: a value that moves along a curve."""
+
+
 class _Current(threading.local):
     """Whether the call in this thread came through a transform, which has stepped aside when ``forward`` runs; and how many
     calls compute along curves.
@@ -150,7 +154,14 @@ def drawing_as_before(inside_transforms: bool) -> Iterator[None]:
 
 
 def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether each tensor requires a gradient or has a tangent, at any of the active levels."""
+    """Whether each tensor requires a gradient, has a tangent, at any of the active levels, or moves along a curve."""
+    if not current.curves:
+        return _are_differentiated(tensors)
+    rest = iter(_are_differentiated([t for t in tensors if not isinstance(t, Moving)]))
+    return [isinstance(t, Moving) or next(rest) for t in tensors]
+
+
+def _are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
     if torch_private.MISSING or torch_private.transforms_are_hidden() or derivatives_are_lost():
         return [True] * len(tensors)  # unknown: each may be
     if not transforms_active():
@@ -162,7 +173,7 @@ def are_differentiated(tensors: Sequence[Tensor]) -> list[bool]:
     below = _below_level(tensors, level, kind)
     layer = torch_private.pop()
     try:
-        return [a or b for a, b in zip(here, are_differentiated(below), strict=True)]
+        return [a or b for a, b in zip(here, _are_differentiated(below), strict=True)]
     finally:
         torch_private.push(layer)
 

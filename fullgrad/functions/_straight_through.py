@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
 from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape, level_of
@@ -39,7 +39,8 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
         The operator, a function of positional arguments. It can be pickled and copied where ``hard`` and ``soft`` can.
 
     Raises:
-        TypeError: One of the two is not callable. When the derivative is taken: the outputs have two dtypes.
+        TypeError: One of the two is not callable. When called: an argument is a module, or an object that holds tensors. When the
+            derivative is taken: the outputs have two dtypes.
         RuntimeError: When the derivative is taken: ``soft`` used a tensor that requires a gradient and could not be seen when the
             operator was made, or its output differs from that of ``hard``.
 
@@ -86,7 +87,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
         @staticmethod
         def forward(*inputs: Any) -> Tensor:
-            refuse_hidden(f"{label} takes no argument like", [v for v in inputs if v.__class__ not in _CONSTANTS])
+            _check_others(label, [v for v in inputs if v.__class__ not in _CONSTANTS])
             guard(hard, soft)
             tensors = [v for v in inputs if isinstance(v, Tensor)]
             versions = versions_of(tensors)
@@ -126,6 +127,17 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
     StraightThroughOf.__name__ = StraightThroughOf.__qualname__ = name
     return StraightThroughOf
+
+
+def _check_others(label: str, others: list[Any]) -> None:
+    """Refuse arguments that hold tensors: no derivative would reach them."""
+    refuse_hidden(f"{label} takes no argument like", others)
+    for v in others:
+        if isinstance(v, nn.Module):
+            raise TypeError(
+                f"{label} takes no module as an argument, got a {type(v).__name__}, whose parameters would lose their "
+                "derivatives. Let `soft` capture it, or pass its parameters."
+            )
 
 
 def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.autocast import without_autocast
 from fullgrad._dispatch import pytree
 from fullgrad.per_sample._contributions import Contribution
 from fullgrad.per_sample._run import Loss, Squares, result_dtype, root, total
@@ -96,7 +97,9 @@ def clipped(
         aux = given.run(params, batch, finish, after)
         norms = root(total(squares.of_each())).to(dtype)
         if callable(bound):
-            add(_checked(bound(norms), norms), 0)
+            factors = _checked(bound(norms), norms)
+            with without_autocast(norms.device.type):
+                add(factors, 0)
         each = [sums[k].to(p.dtype) if k in sums else p.detach().new_zeros(p.shape) for k, p in enumerate(leaves)]
         result = pytree.tree_unflatten(each, spec), norms
         return (result, aux) if has_aux else result

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.autocast import without_autocast
 from fullgrad._core.function import Function
 from fullgrad._dispatch import MISSING, current_level, forward_mode_is_on
 from fullgrad.per_sample._contributions import Contribution, Dense, combined
@@ -155,5 +156,6 @@ class Taken(Function):
         delivery.record.taken += sum(
             [t.numel() * t.element_size() for t, d in zip(tensors, in_dims[2:], strict=True) if d is not None]
         )
-        delivery.what(*[Batched(t, d, info.batch_size) for t, d in zip(tensors, in_dims[2:], strict=True)])
+        with without_autocast(marker.device.type):
+            delivery.what(*[Batched(t, d, info.batch_size) for t, d in zip(tensors, in_dims[2:], strict=True)])
         return marker, in_dims[1]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.autocast import without_autocast
 from fullgrad._dispatch import (
     are_differentiated,
     current_level,
@@ -94,7 +95,7 @@ class Loss:
             after(slice(0, 0))
             return ()
         if torch.compiler.is_dynamo_compiling():
-            return self._compiled(params, batch, dims, size, finish, after)
+            return self._compiled(params, batch, dims, slice(0, size), device, finish, after)
         tensors = [v for v in pytree.tree_leaves((params, batch)) if isinstance(v, Tensor)]
         may_record = transforms_active() or any(v.requires_grad for v in tensors)
         is_forward, done, taken = forward_mode_is_on(), 0, [0]
@@ -119,7 +120,8 @@ class Loss:
                 with torch.set_grad_enabled(is_recorded), record.delivering():
                     pull(torch.ones_like(value), retain_graph=is_recorded)
             taken[0] = record.taken
-            after(samples)
+            with without_autocast(device.type):
+                after(samples)
             return marker, aux
 
         def of_batch(batch: Sequence[Any], chunk_size: int | None) -> Any:
@@ -127,7 +129,16 @@ class Loss:
             mapped: Any = torch.func.vmap(
                 of_sample, (0, *dims), randomness=self.randomness, chunk_size=chunk_size if count else None
             )
-            return mapped(torch.zeros(count, device=device), *batch)[1]
+            try:
+                return mapped(torch.zeros(count, device=device), *batch)[1]
+            except RuntimeError as error:
+                if "data-dependent control flow" not in str(error):
+                    raise
+                raise RuntimeError(
+                    f"{self.name}: the loss reads a number of its sample, by `item()`, an `if` or a condition on a mask, which "
+                    "differs between samples. Use `torch.where`; give models of transformers that look at their padding an "
+                    "attention mask of four dimensions, (1, 1, queries, keys), which they take as it is."
+                ) from error
 
         if self.chunk_size is not None or not may_chunk or self.randomness != "error" or size <= _FIRST:
             return of_batch(batch, self.chunk_size)
@@ -138,16 +149,16 @@ class Loss:
         others = of_batch(_part(dims, tuple(batch), _FIRST, left), -(-left // -(-left // most)))
         return pytree.tree_map(lambda first, other: torch.cat([first, other]), aux, others)
 
-    def _compiled(self, params: Any, batch: Any, dims: Any, size: int, finish: Any, after: Any) -> Any:
+    def _compiled(self, params: Any, batch: Any, dims: Any, samples: slice, device: Any, finish: Any, after: Any) -> Any:
         """The same by plain per-sample gradients: graphs of torch.compile do not show which calls have which parameters."""
         gradient = torch.func.grad(self.loss, has_aux=self.has_aux)
         of_batch: Any = torch.func.vmap(gradient, (None, *dims), randomness=self.randomness, chunk_size=self.chunk_size)
         found = of_batch(params, *batch)
         found, aux = found if self.has_aux else (found, ())
-        samples = slice(0, size)
-        for k, g in enumerate(pytree.tree_leaves(found)):
-            finish(samples, k, Dense(g))
-        after(samples)
+        with without_autocast(device.type):
+            for k, g in enumerate(pytree.tree_leaves(found)):
+                finish(samples, k, Dense(g))
+            after(samples)
         return aux
 
     def _value_and_aux(self, result: Any) -> tuple[Tensor, Any]:

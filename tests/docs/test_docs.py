@@ -72,6 +72,7 @@ def test_names_of_others_exist(project):
 # Words that people search for, of papers, packages and other frameworks.
 SOUGHT = ["JumpReLU", "BitNet", "router", "REINFORCE", "Gumbel", "NaN", "perturbed", "SPO", "JAX", "checkpoint", "kernel", "DEQ"]
 SOUGHT += ["ghost clipping", "per-sample norm", "gradient noise scale", "Fisher", "EWC", "influence"]
+SOUGHT += ["jet", "Taylor", "Laplacian", "PINN", "divergence", "Hutchinson", "MeanFlow", "Sophia", "sparse Jacobian"]
 
 
 @pytest.mark.short

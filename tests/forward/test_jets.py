@@ -299,6 +299,7 @@ DECLARED = {
     "linear_map": lambda x: CUMSUM(x.sin()) * x,
     "with_reference": lambda x: fullgrad.with_reference(torch.sin, torch.sin)(x) * x,
     "root": lambda x: SQRT(torch.ones_like(x), x) * x,
+    "solve": lambda x: implicit.solve(lambda w, x: (x * x + 1) * w + w.sum(), x.sin(), x) * x,
     "adopt": lambda x: fullgrad.adopt(Old)(x) * x,
 }
 
@@ -308,6 +309,45 @@ DECLARED = {
 def test_declared_derivatives_are_followed(name):
     with torch.no_grad() if name == "st" else torch.enable_grad():
         check(DECLARED[name])
+
+
+class Layer(nn.Module):
+    """A matrix, as an argument of operators made of functions, or captured by them."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.weight, self.use = nn.Parameter(W.clone()), use
+
+    def forward(self, y):
+        return self.use(self, y)
+
+
+CAPTURED = {
+    "root": lambda net, y: implicit.root(lambda z: z * z - (net.weight @ y).exp())(lambda z: (net.weight @ y / 2).exp())(y),
+    "root of a module": lambda net, y: implicit.root(lambda z, net, y: z * z - (net.weight @ y).exp())(
+        lambda z, net, y: (net.weight @ y / 2).exp()
+    )(y, net, y),
+    "solve": lambda net, y: implicit.solve(lambda w: net.weight @ w + 3 * w, y),
+    "solve of a module": lambda net, y: implicit.solve(lambda w, net: net.weight @ w + 3 * w, y, net),
+    "checkpoint": lambda net, y: fullgrad.checkpoint(lambda y: (net.weight @ y).sin(), y),
+    "straight_through": lambda net, y: fullgrad.straight_through(
+        lambda y: (net.weight @ y).round(), lambda y: (net.weight @ y).sin()
+    )(y),
+    "with_reference": lambda net, y: fullgrad.with_reference(lambda y: net.weight @ y, lambda y: (net.weight @ y).sin())(y),
+    "with_reference of a module": lambda net, y: fullgrad.with_reference(
+        lambda net, y: net.weight @ y, lambda net, y: (net.weight @ y).sin()
+    )(net, y),
+    "closure_convert": lambda net, y: (lambda f, more: f(y, *more))(
+        *fullgrad.closure_convert(lambda y: (net.weight @ y).sin(), y)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.short(of=3)
+def test_operators_made_of_functions_follow_what_moves_and_is_captured(name):
+    layer = Layer(CAPTURED[name])
+    check(lambda x: functional_call(layer, {"weight": W * x}, (V,)))
 
 
 def test_a_function_of_another_package_is_adopted():

@@ -214,6 +214,30 @@ def test_autocast():
     assert_close(per_sample.norms(loss)(w, x), plain_norms(loss, w, x).float(), rtol=2e-2, atol=0)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_autocast_around_the_call(name, compiled):
+    """It is for the loss: sums of products beside it, which are above the largest half number, are in float32."""
+    loss = lambda w, x: 10 * F.linear(torch.tanh(F.linear(x, w)), w.T).float().square().sum()  # noqa: E731
+    w, x = numbers(16, 16).float(), numbers(6, 5, 16).float()
+    run = FUNCTIONS[name](loss)
+    with torch.autocast("cpu", torch.float16):
+        found = (torch.compile(run, backend="eager") if compiled else run)(w, x)
+        (rows,) = gradients(Model(loss, w, (x,)))
+    rows = rows.double()
+    norms = rows.flatten(1).norm(dim=1)
+    wanted = {
+        "norms": norms,
+        "clipped": (torch.tensordot(torch.where(norms > 1, 1 / norms, 1.0), rows, 1), norms),
+        "sum_of_squares": rows.square().sum(0),
+        "gramian": rows.flatten(1) @ rows.flatten(1).T,
+    }[name]
+    assert norms.max() ** 2 > torch.finfo(torch.float16).max
+    for f, e in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
+        assert f.dtype == torch.float32
+        assert_close(f.double(), e, rtol=0, atol=0.01 * float(e.abs().max()))
+
+
 @pytest.mark.short
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_samples(name):
@@ -329,6 +353,15 @@ def test_errors_name_the_function_and_what_is_wrong(name):
         make(f, in_dims=(None, 0, 0))(W, X)
     with pytest.raises(TypeError, match=f"^{name}: with `has_aux` the loss must return a pair, got a Tensor"):
         make(f, has_aux=True)(W, X)
+
+
+def test_a_loss_that_reads_its_sample_is_told_what_to_do():
+    """The words name the mask that models of transformers take as it is."""
+    loss = lambda w, x: (w * x).sum() if x.all() else (w @ x).sum()  # noqa: E731
+    with pytest.raises(
+        RuntimeError, match=r"^norms: the loss reads a number of its sample.* an attention mask of four dimensions"
+    ):
+        per_sample.norms(loss)(W, X)
 
 
 @pytest.mark.parametrize(

@@ -946,6 +946,19 @@ def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
     return torch.library.get_kernel(op, key).call_boxed
 
 
+# torch.func refuses it, a Function of the old style: no transform takes samples of Dirichlet's and the beta distribution.
+dirichlet_function: Any = _optional(
+    "distributions.dirichlet._Dirichlet", None, "rsample of torch.distributions.Dirichlet and Beta raises inside of completing"
+)
+
+
+def chunked_losses() -> Any:
+    """The module where torch has cross entropy by chunks, in custom operators that torch.func refuses, or None."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("torch.nn.modules.linear_cross_entropy")
+    return None
+
+
 # The public `forward_ad.make_dual` needs a level kept in Python, which transforms have but compiled code does not set.
 make_dual = _required("_VF._make_dual")
 

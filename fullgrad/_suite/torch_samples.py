@@ -417,6 +417,8 @@ NOT_JUDGED: dict[str, str] = {
     ),
     "as_strided_scatter": "its result depends on memory beyond the input, where places of the view overlap",
     "chalf": "its result is in complex half precision, for which torch has few kernels",
+    **dict.fromkeys(("normal", "normal.number_mean"), "torch declares its derivatives 0; torch.distributions.Normal has rsample"),
+    "to_sparse": "its result is sparse, which the transforms do not take",
     "nn.functional.one_hot": "its inputs are indices, which have no derivative",
     "sparse.mm.reduce": "its inputs are sparse, which the transforms do not take",
     "sparse.sampled_addmm": "its inputs are sparse, which the transforms do not take",
@@ -426,6 +428,60 @@ NOT_JUDGED: dict[str, str] = {
 # torch's kernels of the former take a step for each whole number between a negative number and 9, and never end at -1e30; that of
 # eigenvalues crashes at NaN.
 NOT_AT_UNITS = re.compile("polygamma|zeta|digamma|linalg.eig(vals)?$")
+
+# What differs from torch's own on purpose, by the names of operators and of what is tried, with the reason.
+MAY_DIFFER: list[tuple[re.Pattern[str], re.Pattern[str], str]] = [
+    (
+        re.compile("grid_sample"),
+        re.compile("^gradient (with NaN|at 1e30)"),
+        "torch's kernels of values and gradients take different pixels at positions that are not numbers or have no digits",
+    ),
+    (
+        re.compile("^cumprod"),
+        re.compile("^gradient with (NaN|infinity)"),
+        "torch takes the product of two zeros and a number that is not finite for 0 in a gradient",
+    ),
+    (
+        re.compile("^conv_tbc|flash_attention_for_cpu"),
+        re.compile("^value with (NaN|infinity).* under vmap"),
+        "in a batch that torch has no kernel for, NaN is where the formula has it",
+    ),
+    (
+        re.compile("^index_reduce.(amax|amin)"),
+        re.compile("^gradient (with infinity|of whole|of equal)"),
+        "torch counts a number that is excluded among those that share a slope",
+    ),
+    (
+        re.compile("^(pca|svd)_lowrank"),
+        re.compile("third|over .* over"),
+        "differences of the third order have few digits where a random projection is in between",
+    ),
+    (
+        re.compile("^nn.functional.ctc_loss"),
+        re.compile("^gradient at 1e30"),
+        "the logarithm of 0 is -1e30 in the formula",
+    ),
+    (
+        re.compile("^nn.(LSTM|GRU|RNN|Transformer)"),
+        re.compile("^value( at 1e30|, float16|, bfloat16)"),
+        "several operators follow each other, whose errors in half precision or where products overflow add up",
+    ),
+    (
+        re.compile("^ldexp"),
+        re.compile("^gradient"),
+        "torch's own gradient is 0 where an integer exponent is below 0",
+    ),
+    (
+        re.compile("linalg.det$"),
+        re.compile("^gradient"),
+        "torch's own gradient of a determinant is 0, or has no digits, where the matrix is singular",
+    ),
+    (
+        re.compile("logdet$"),
+        re.compile("^gradient with infinity"),
+        "torch's own gradient of a determinant is 0 where the matrix has an infinite number",
+    ),
+]
 
 # What is refused on purpose, by the name of the operator and the words of the error, with the reason.
 MAY_RAISE: list[tuple[re.Pattern[str], re.Pattern[str], str]] = [
@@ -438,5 +494,45 @@ MAY_RAISE: list[tuple[re.Pattern[str], re.Pattern[str], str]] = [
         re.compile(""),
         re.compile("running_mean|running statistics"),
         "running statistics that a batch shares cannot be updated by each of its samples",
+    ),
+    (
+        re.compile("^_fused_moving_avg_obs_fq_helper$"),
+        re.compile("cannot take the statistics of a batch"),
+        "an observer of fake quantization does not take the statistics of each sample of a batch",
+    ),
+    (
+        re.compile("^nn.functional.gaussian_nll_loss$"),
+        re.compile("vmap: inplace arithmetic"),
+        "a tangent that all samples share is not changed in place by each of them, as gaussian_nll_loss does",
+    ),
+    (
+        re.compile(""),
+        re.compile("same randomness with a batched tensor input"),
+        "vmap does not share random numbers between samples whose distributions differ",
+    ),
+    (
+        re.compile("rrelu"),
+        re.compile("do not yet support aten::rrelu"),
+        "vmap does not draw the slopes of rrelu in training",
+    ),
+    (
+        re.compile("^(index_put|masked_select)"),
+        re.compile("can support dynamic shape|Attempted to vmap over `mask`"),
+        "vmap does not take a mask of each sample where what it selects may differ in size",
+    ),
+    (
+        re.compile("^to$"),
+        re.compile("required rank 4 tensor"),
+        "vmap does not put a batch of images in channels_last order",
+    ),
+    (
+        re.compile("^squeeze, in place$"),
+        re.compile("SmallVector unable to grow"),
+        "vmap does not take squeeze_ of all dimensions",
+    ),
+    (
+        re.compile("^special.airy_ai$"),
+        re.compile("no derivative with respect|UserWarning"),
+        "Airy's function has no derivative in torch",
     ),
 ]

@@ -7,6 +7,7 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _ctc,
     _distances,
     _embedding_bag,
+    _functions,
     _grid_sample,
     _linalg,
     _losses,

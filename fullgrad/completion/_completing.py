@@ -38,6 +38,8 @@ from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import (
     BACKWARDS,
     COMPLETED,
+    FUNCTIONS,
+    NAN_EAGER_THIRD,
     NAN_THIRD,
     NO_BATCH,
     NO_DERIVATIVE,
@@ -45,6 +47,7 @@ from fullgrad.completion._registry import (
     NO_PADDED_THIRD,
     NO_SECOND,
     NO_VMAP,
+    NOT_IN_PLACE,
     REPLACED,
     WRONG_GRADIENT,
     Completed,
@@ -208,11 +211,30 @@ def _change() -> None:
                 _state.graph_cache = set_graph_cache(False)
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
             intercept_operators("completing", _state.is_inside)
+            _replace_functions(_state.is_inside)
         finally:
             _state.is_changing = False
     if (_state.of_users > 0) is not _state.compiled_inside:
         _state.compiled_inside = not _state.compiled_inside
         compile_again()
+
+
+_in_functions: list[Any] = []  # torch's own, of each of which others are in place
+
+
+def _replace_functions(is_inside: bool) -> None:
+    """Put others in place of functions in Python that torch calls, or those that were there."""
+    if is_inside:
+        for owner, name, function in FUNCTIONS:
+            _in_functions.append(vars(owner).get(name, _in_functions))
+            setattr(owner, name, function)
+        return
+    for (owner, name, _), function in zip(FUNCTIONS, _in_functions, strict=True):
+        if function is _in_functions:  # inherited
+            delattr(owner, name)
+        else:
+            setattr(owner, name, function)
+    _in_functions.clear()
 
 
 def _is_outside() -> bool:
@@ -268,7 +290,7 @@ def _replaced() -> dict[str, Any]:
 @functools.cache
 def _in_place() -> dict[str, Any]:
     """The operators that change their first argument, by the name of what they compute."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {name: getattr(torch.ops.aten, f"{name}_").default for name in NOT_IN_PLACE}
     for name, op in _overloads().items():
         packet, _, overload = name.partition(".")
         other = getattr(getattr(torch.ops.aten, f"{packet}_", None), overload or "default", None)
@@ -317,9 +339,11 @@ def _installed() -> torch.library.Library:
             if own.lean is not None:
                 enter(op, _FRONT, _kernel_in_front(torch_kernel(op, _FRONT), own.lean))
         for name, op in _in_place().items():
+            has_none = name in NOT_IN_PLACE
+            other = getattr(torch.ops.aten, name).default if has_none else _overloads()[name]
             for backend in _BACKENDS:
                 key = f"Autograd{backend}"
-                enter(op, key, _kernel_in_place(torch_kernel(op, key), _overloads()[name]))
+                enter(op, key, _kernel_in_place(torch_kernel(op, key), other, has_none))
         for name, op in _backwards().items():
             for backend in _BACKENDS:
                 key = f"Autograd{backend}"
@@ -337,7 +361,7 @@ def _installed() -> torch.library.Library:
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
     has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_PADDED_THIRD)
-    has_first = own.lacks == NAN_THIRD
+    has_first, is_eager = own.lacks in (NAN_THIRD, NAN_EAGER_THIRD), own.lacks == NAN_EAGER_THIRD
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
@@ -348,7 +372,9 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
             has_no_batch = own.lacks == NO_BATCH and "Vmap" in active_transforms()
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
         if has_none and (own.lacks != NO_PADDED_THIRD or _pads(args)):
-            return _with_formula(functools.partial(original, keys), own.formula, args, kwargs)
+            return with_formula(functools.partial(original, keys), own.formula, args, kwargs)
+        if is_eager:
+            return with_formula(functools.partial(original, keys), own.formula, args, kwargs, has_first=True)
         return original(keys, *args, **kwargs)
 
     return kernel
@@ -368,11 +394,12 @@ def _is_for_gradients(args: Sequence[Any]) -> bool:
     return not any(v.is_complex() or innermost(v).requires_grad for v in _tensors(args))
 
 
-def _kernel_in_place(original: Callable[..., Any], op: Any) -> Callable[..., Any]:
-    """Under a transform the numbers of the operator that makes a new tensor."""
+def _kernel_in_place(original: Callable[..., Any], op: Any, has_none: bool) -> Callable[..., Any]:
+    """Under a transform the numbers of the operator that makes a new tensor, and in eager code where torch has no derivative."""
 
     def kernel(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_outside() or not (transforms_active() or forward_mode_is_on()):
+        is_torchs = not (transforms_active() or forward_mode_is_on() or (has_none and x.requires_grad))
+        if _is_outside() or is_torchs:
             return original(keys, x, *args, **kwargs)
         return x.copy_(op(x.clone(), *args, **kwargs))
 
@@ -416,11 +443,13 @@ def _kernel_of_slopes(original: Callable[..., Any], own: Completed) -> Callable[
 
 
 def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
-    """The formula of a batch, for which torch has no value."""
+    """The formula of a batch, for which torch has no value, or torch's own rule on arguments that it takes."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
             return original(keys, *args, **kwargs)
+        if callable(own.batched):
+            return original(keys, *[own.batched(v) if isinstance(v, Tensor) else v for v in args], **kwargs)
         check_arguments(op, args, kwargs)
         found = own.formula(*args, **kwargs)
         if found is NotImplemented:
@@ -430,14 +459,16 @@ def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) ->
     return kernel
 
 
-def _kernel_of_backward(original: Callable[..., Any], formula: Callable[..., Any], results: Sequence[int]) -> Callable[..., Any]:
+def _kernel_of_backward(
+    original: Callable[..., Any], formula: Callable[..., Any], results: Sequence[int], has_first: bool
+) -> Callable[..., Any]:
     """torch's own backward, with the derivative of the formula where that is differentiated in eager code."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside() or not torch.is_grad_enabled() or transforms_active():
             return original(keys, *args, **kwargs)
         given = [v.detach() if i in results and isinstance(v, Tensor) else v for i, v in enumerate(args)]
-        return _with_formula(functools.partial(original, keys), formula, given, kwargs)
+        return with_formula(functools.partial(original, keys), formula, given, kwargs, has_first)
 
     return kernel
 
@@ -503,8 +534,10 @@ def _is_differentiated(x: Tensor) -> bool:
     return x.requires_grad or has_tangent(x)
 
 
-def _with_formula(original: Callable[..., Any], formula: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """torch's value in eager code, with the derivative of the formula."""
+def with_formula(
+    original: Callable[..., Any], formula: Callable[..., Any], args: Any, kwargs: Any, has_first: bool = False
+) -> Any:
+    """torch's value in eager code, and its gradient if it has one, with the derivative of the formula."""
     if not torch.is_grad_enabled() or not any(v.requires_grad for v in _tensors((args, *kwargs.values()))):
         return original(*args, **kwargs)
     leaves, spec = flattened([args, kwargs])
@@ -521,7 +554,7 @@ def _with_formula(original: Callable[..., Any], formula: Callable[..., Any], arg
         return function(*args, **kwargs)
 
     of_values: list[Any] = []
-    values = _Given.apply(functools.partial(call, original), functools.partial(call, formula), of_values, *tensors)
+    values = _Given.apply(functools.partial(call, original), functools.partial(call, formula), of_values, has_first, *tensors)
     return unflattened(list(values), of_values[0])
 
 
@@ -589,20 +622,20 @@ class _Sloped(SingleLevelFunction):
 
 
 class _Given(torch.autograd.Function):
-    """An operator of which torch has the value alone."""
+    """An operator of which torch has the value alone, or the value and the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, original: Any, formula: Any, spec: list[Any], *tensors: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, original: Any, formula: Any, spec: list[Any], has_first: bool, *tensors: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         values, found = flattened(original(tensors))
         spec.append(found)
-        ctx.formula = formula
+        ctx.formula, ctx.original = formula, original if has_first else None
         ctx.save_for_backward(*tensors)
         return tuple(values)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        tensors, of_tensors = ctx.saved_tensors, ctx.formula
-        where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed])
+        tensors, of_tensors, count = ctx.saved_tensors, ctx.formula, len(ctx.saved_tensors)
+        where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[4:]) if needed])
         differ = [i for i, g in enumerate(cotangents) if g is not None and (g.is_floating_point() or g.is_complex())]
 
         def formula(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -613,5 +646,22 @@ class _Given(torch.autograd.Function):
             # A gradient that is not asked for is None in a formula, and may be a number of torch's kernel.
             return tuple([torch.zeros_like(cotangents[i]) if leaves[i] is None else leaves[i] for i in differ])
 
-        gradients = dict(zip(where, pulled_back(formula, tensors, where, tuple([cotangents[i] for i in differ])), strict=True))
-        return None, None, None, *[gradients.get(i) for i in range(len(tensors))]
+        def by_formula(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(pulled_back(formula, tuple(given[:count]), where, tuple(given[count:])))
+
+        def by_torch(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            leaves = [v.detach().requires_grad_(i in where) for i, v in enumerate(given[:count])]
+            with torch.enable_grad():
+                values = flattened(ctx.original(leaves))[0]
+            outputs, inputs = [values[i] for i in differ], [leaves[i] for i in where]
+            return torch.autograd.grad(outputs, inputs, list(given[count:]), allow_unused=True)
+
+        given = *tensors, *[cotangents[i] for i in differ]
+        if ctx.original is None:
+            gradients = by_formula(given)
+        elif torch.is_grad_enabled():
+            gradients = _Given.apply(by_torch, by_formula, [], False, *given)
+        else:
+            gradients = by_torch(given)
+        found = dict(zip(where, gradients, strict=True))
+        return None, None, None, None, *[found.get(i) for i in range(count)]

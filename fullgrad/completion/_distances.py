@@ -29,7 +29,7 @@ def _norm(d: Tensor, p: float) -> Tensor:
     return torch.where(total == 0, 0, torch.where(total == 0, 1, total).pow(1 / p))
 
 
-@completes("_cdist_forward", NO_SECOND, batched=True, issue=83510)
+@completes("_cdist_forward", NO_SECOND, issue=83510)
 def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
@@ -39,7 +39,7 @@ def _cdist_backward(g: Tensor, x1: Tensor, x2: Tensor, p: float, distance: Tenso
     return pulled_back(lambda x1, x2: _cdist(x1, x2, p, None), (x1, x2), (0,), g)[0]
 
 
-@completes("_euclidean_dist", NO_SECOND, batched=True)
+@completes("_euclidean_dist", NO_SECOND)
 def _euclidean_dist(x1: Tensor, x2: Tensor) -> Tensor:
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), 2)
 

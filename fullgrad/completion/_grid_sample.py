@@ -21,8 +21,7 @@ def _padded(x: Tensor, size: int, padding: int, align: bool) -> Tensor:
         if span == 0:
             return torch.zeros_like(x)
         distance = torch.where(x < low, low - x, x - low)
-        flips = torch.floor(distance.detach() / span)
-        rest = distance - flips * span
+        flips, rest = torch.floor(distance.detach() / span), torch.fmod(distance, span)
         x = torch.where(flips % 2 == 0, rest + low, span - rest + low)
     if padding != ZEROS:
         x = torch.where((x > 0) & (x < size - 1), x, x.detach().clamp(0, size - 1))
@@ -73,7 +72,12 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
     return total
 
 
-@completes("grid_sampler_2d", NO_SECOND, batched=True, issue=34704)
+def _in_front(x: Tensor) -> Tensor:
+    """A tensor whose batch is the first dimension of the memory, which torch's rule takes it to be."""
+    return x.unsqueeze(0).squeeze(0)
+
+
+@completes("grid_sampler_2d", NO_SECOND, batched=_in_front, issue=34704)
 def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
 
@@ -85,6 +89,6 @@ def _backward(g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align
     return [v if needed else None for v, needed in zip(found, is_needed, strict=True)]
 
 
-@completes("grid_sampler_3d", NO_SECOND, batched=True)
+@completes("grid_sampler_3d", NO_SECOND, batched=_in_front)
 def _grid_sampler_3d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)

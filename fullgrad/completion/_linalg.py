@@ -97,7 +97,7 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     return inverse @ inverse.mH if upper else inverse.mH @ inverse
 
 
-@completes("cholesky", NO_FORWARD, batched=True)
+@completes("cholesky", NO_FORWARD)
 def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
     return torch.linalg.cholesky(a, upper=upper)
 

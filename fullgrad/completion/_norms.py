@@ -31,7 +31,7 @@ def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Te
     return y.to(x.dtype), _stored(mean, x), _stored(inverse, x)
 
 
-@completes_backward("native_layer_norm_backward", 3, 4)
+@completes_backward("native_layer_norm_backward", 3, 4, has_first=True)
 def _layer_norm_backward(
     g: Tensor,
     x: Tensor,
@@ -100,7 +100,7 @@ def _batch_norm(
     return y.to(x.dtype), *saved
 
 
-@completes_backward("native_batch_norm_backward", 5, 6)
+@completes_backward("native_batch_norm_backward", 5, 6, has_first=True)
 def _batch_norm_backward(
     g: Tensor,
     x: Tensor,

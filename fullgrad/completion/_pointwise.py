@@ -39,7 +39,7 @@ def _prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @completes("logaddexp", "it is NaN where both are -inf")
-def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     if a.is_complex() or b.is_complex():
         return NotImplemented
     dtype, a, b = torch.result_type(a, b), accumulated(a), accumulated(b)
@@ -87,7 +87,7 @@ def _dropout_backward(g: Tensor, mask: Tensor, scale: float) -> Tensor:
     return g * mask * scale
 
 
-@completes("mvlgamma", NO_FORWARD, batched=True)
+@completes("mvlgamma", NO_FORWARD)
 def _mvlgamma(x: Tensor, p: int) -> Tensor:
     if p < 1:
         raise RuntimeError(f"mvlgamma: `p` must be at least 1, got {p}.")

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._pointwise import logaddexp
 from fullgrad.completion._registry import (
-    NAN_THIRD,
+    NAN_EAGER_THIRD,
     NO_FORWARD,
     NO_SECOND,
     NO_THIRD,
@@ -189,16 +190,21 @@ def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 @completes("std.correction", NO_THIRD)
 def _std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """The deviation, whose derivative where all numbers are equal is 0, as in torch."""
-    if x.is_complex() or not x.numel() or not x.ndim:
+    if not x.numel():
         return NotImplemented
+    if not x.ndim:
+        return _std(x.reshape(1), 0, correction=correction)
     dims = tuple(range(x.ndim)) if not dim and dim != 0 else (dim,) if isinstance(dim, int) else tuple(dim)
     own = accumulated(x)
-    own = own - own.detach().mean(dims, keepdim=True)
+    own = own - own.mean(dims, keepdim=True)
     unit = _unit(own.abs(), dims)
-    variance = torch.var(own / unit, dims, correction=1 if correction is None else correction, keepdim=True)
+    own = own / unit
+    powers = (own * own.conj()).real if own.is_complex() else own * own
+    count = math.prod([x.shape[d] for d in dims]) - (1 if correction is None else correction)
+    variance = powers.sum(dims, keepdim=True) / max(count, 0)
     is_0 = variance == 0
     y = unit * torch.where(is_0, 0, torch.where(is_0, 1, variance).sqrt())
-    return (y if keepdim else y.squeeze(dims)).to(x.dtype)
+    return (y if keepdim else y.squeeze(dims)).to(torch.empty((), dtype=x.dtype).abs().dtype)
 
 
 @completes("std_mean.correction", NO_THIRD)
@@ -215,11 +221,11 @@ def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return high + torch.log1p(torch.exp(torch.where(is_0, 0, low - high)))
 
 
-@completes("logcumsumexp", NAN_THIRD)
+@completes("logcumsumexp", NAN_EAGER_THIRD)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
     if not x.ndim:
         return NotImplemented
-    of_two = _complex_logaddexp if x.is_complex() else torch.logaddexp
+    of_two = _complex_logaddexp if x.is_complex() else logaddexp
     y, far = accumulated(x).movedim(dim, -1), 1
     while far < y.shape[-1]:
         y, far = torch.cat([y[..., :far], of_two(y[..., far:], y[..., :-far])], -1), 2 * far

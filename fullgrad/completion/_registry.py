@@ -13,6 +13,7 @@ WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
 NO_THIRD = "reverse over forward, differentiated again, raises"
 NAN_THIRD = "third derivatives are NaN"
+NAN_EAGER_THIRD = "third derivatives are NaN, in eager code too"
 NO_PADDED_THIRD = "there is no third derivative where an output is padded"
 NO_FORWARD_OF_BACKWARD = "there is no forward mode of its backward under no_grad"
 NO_FORWARD = "there is no forward mode"
@@ -28,12 +29,12 @@ class Completed(NamedTuple):
 
     ``formula`` is made of torch's operations alone, since torch refuses others where it has begun to process a transform.
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
-    torch cannot batch it, and ``issue`` is torch's public one.
+    torch cannot batch it, or prepares the tensors for torch's own rule, and ``issue`` is torch's public one.
     """
 
     formula: Callable[..., Any]
     lacks: str
-    batched: bool = False
+    batched: bool | Callable[[Tensor], Tensor] = False
     lean: Callable[..., Any] | None = None
     issue: int | None = None
     slopes: Callable[..., "Slopes"] | None = None
@@ -53,26 +54,31 @@ class Whole(NamedTuple):
 
 
 COMPLETED: dict[str, Completed] = {}
-# Operators that torch's backwards call, which have no derivative, by their names. Their formulas are for eager code.
-BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {}
+# Operators that torch's backwards call, which lack derivatives, by their names. Their formulas are for eager code.
+BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...], bool]] = {}
+# Operators of which torch has no derivative in place.
+NOT_IN_PLACE = ("asinh", "acosh", "atanh")
 # Operators that other calls of torch with the same value replace under a transform, by their names. Eager code does not see them.
 REPLACED: dict[str, Callable[..., Any]] = {}
 
+# Functions in Python by their owner and name, and those that are in place of them inside.
+FUNCTIONS: list[tuple[Any, str, Callable[..., Any]]] = []
 
-def completes_backward(name: str, *results: int) -> Callable[[Any], Any]:
+
+def completes_backward(name: str, *results: int, has_first: bool = False) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator that torch's backward calls. The arguments at ``results`` are results of
-    the forward, which a formula computes again.
+    the forward, which a formula computes again. With ``has_first`` torch has its first derivative right.
     """
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        BACKWARDS[name] = formula, results
+        BACKWARDS[name] = formula, results, has_first
         return formula
 
     return enter
 
 
 def completes(
-    name: str, lacks: str, *, batched: bool = False, lean: Any = None, issue: int | None = None
+    name: str, lacks: str, *, batched: bool | Callable[[Tensor], Tensor] = False, lean: Any = None, issue: int | None = None
 ) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 

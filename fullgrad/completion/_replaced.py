@@ -6,22 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad._dispatch import active_transforms, below_transforms, innermost, is_wrapped, vmaps_share_draws
+from fullgrad._dispatch import active_transforms, below_transforms, first_sample, is_wrapped, vmaps_share_draws
 from fullgrad.completion._registry import replaces
 
-_IN_PLACE = ("asinh", "acosh", "atanh")  # of which torch has no derivative in place
 
-
-def _replaces_in_place(name: str) -> None:
+def _replaces_in_half_precision(name: str) -> None:
     op = getattr(torch.ops.aten, name)
 
-    @replaces(f"{name}_")
-    def out_of_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x.copy_(op(x.clone(), *args, **kwargs))
+    @replaces(name)
+    def in_float(x: Tensor) -> Any:
+        return op(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else NotImplemented
 
 
-for _name in _IN_PLACE:
-    _replaces_in_place(_name)
+for _name in ("special_i1", "special_i1e"):  # whose backwards torch lacks there
+    _replaces_in_half_precision(_name)
 
 
 @replaces("rrelu")
@@ -31,8 +29,7 @@ def _rrelu(x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool
 
 @replaces("rrelu_")
 def _rrelu_in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    y = _rrelu(x.clone(), *args, **kwargs)
-    return y if y is NotImplemented else x.copy_(y)
+    return x.copy_(torch.ops.aten.rrelu(x.clone(), *args, **kwargs))
 
 
 @replaces("tensor_split.tensor_indices_or_sections")
@@ -94,6 +91,31 @@ def _vdot(x: Tensor, y: Tensor) -> Any:
     return _dot(x.conj_physical(), y)
 
 
+@replaces("hinge_embedding_loss")
+def _hinge_embedding_loss(x: Tensor, target: Tensor, margin: float = 1.0, reduction: int = 1) -> Any:
+    """torch's tensor of zeros is that of all samples, whose tangent cannot be that of a sample."""
+    if not x.is_floating_point() or x.dtype != target.dtype:
+        return NotImplemented
+    y = torch.where(target != 1, (margin - x).clamp_min(0), 0) + torch.where(target != -1, x, 0)
+    return (lambda y: y, torch.mean, torch.sum)[reduction](y)
+
+
+@replaces("_make_dual")
+def _dual(x: Tensor, tangent: Tensor, level: int) -> Any:
+    """torch has no view in forward mode of a tensor that is conjugated or negated in its memory, unless its tangent is, too."""
+    if not x.is_conj() and not x.is_neg():
+        return NotImplemented
+    return torch.ops.aten._make_dual(x.resolve_conj().resolve_neg(), tangent, level)
+
+
+@replaces("linalg_lu_solve")
+def _lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Any:
+    """torch conjugates a solution from the right in its memory, but not its tangent."""
+    if left or not b.is_complex() or b.ndim < 2:
+        return NotImplemented
+    return torch.linalg.lu_solve(factors, pivots, b.mH, adjoint=not adjoint).mH
+
+
 @replaces("fused_moving_avg_obs_fake_quant")
 def _observed(*args: Any) -> Tensor:
     return torch.ops.aten._fused_moving_avg_obs_fq_helper(*args)[0] if "Vmap" in active_transforms() else NotImplemented
@@ -102,10 +124,8 @@ def _observed(*args: Any) -> Tensor:
 @replaces("dropout")
 def _dropout(x: Tensor, p: float, train: bool) -> Any:
     """The mask in the order of the memory, as torch draws it without a transform."""
-    own = innermost(x)
-    if not train or not 0 < p < 1 or own.is_contiguous() or own.device.type != "cpu":
-        return NotImplemented
-    if own.ndim != x.ndim or not vmaps_share_draws():  # a batch
+    own = first_sample(x) if train and 0 < p < 1 else x
+    if own is x or own.is_contiguous() or own.device.type != "cpu" or not vmaps_share_draws():
         return NotImplemented
     return x * below_transforms(lambda: torch.empty_like(own).bernoulli_(1 - p).div_(1 - p))
 

@@ -1,5 +1,6 @@
 """Edges at which formulas might differ from torch inside `completing`: bounds, infinities, nothing at all, wrong arguments."""
 
+import itertools
 import math
 import time
 
@@ -47,11 +48,15 @@ def test_grids_that_end_on_bounds(padding, align):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_grids_that_are_no_numbers(mode, value):
-    """They are outside; NaN stays NaN between pixels."""
-    f = lambda g: F.grid_sample(X.reshape(1, 1, 2, 4), g, mode=mode, align_corners=False)  # noqa: E731
+    """They have torch's own values in a batch, too, by each kind of dimensions."""
+    f = lambda x, g: F.grid_sample(x, g, mode=mode, align_corners=False)  # noqa: E731
+    grid, x = torch.zeros(2, 1, 1, 3, 2), torch.stack([X, X.sin()]).reshape(2, 1, 1, 2, 4)
+    grid[1] = torch.tensor([[value, 0.3], [0.3, value], [value, value]])
+    expected = torch.stack([f(a, b) for a, b in zip(x, grid, strict=True)])
     with fullgrad.completing():
-        found = vmap(f)(torch.full((1, 1, 1, 1, 2), value))
-    assert found.item() == 0 or (math.isnan(value) and mode == "bilinear" and found.isnan().item())
+        for i, j in itertools.product((0, 2, -1), (0, 3, -1)):
+            found = vmap(f, in_dims=(i, j))(x.movedim(0, i), grid.movedim(0, j))
+            torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])

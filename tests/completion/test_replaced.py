@@ -85,6 +85,13 @@ def test_one_seed_draws_one_mask():
             leaf = x.detach().requires_grad_()
             plain = drawn(lambda drop=drop, leaf=leaf: torch.autograd.grad((drop(leaf) * x).sum(), leaf)[0])
             assert torch.equal(slope, plain)
+            for dim in range(4):
+                batch = torch.stack([x, 2 * x], dim)
+                sample = batch.select(dim, 0)  # in its own order
+                found = drawn(lambda drop=drop, batch=batch, d=dim: vmap(drop, in_dims=d, randomness="same")(batch))
+                assert torch.equal(found[0], drawn(lambda drop=drop, sample=sample: drop(sample)))
+                if drop is not F.alpha_dropout:
+                    assert torch.equal(found[1], 2 * found[0])
 
 
 @pytest.mark.parametrize("batched", [(0, None), (None, 0), (0, 0), (-1, -1)])
@@ -188,3 +195,156 @@ def test_the_jacobian_of_a_mask_that_broadcasts():
     with fullgrad.completing():
         found = jacrev(lambda x: torch.masked_select(x, mask))(X[0])
     assert torch.equal(found, torch.eye(3, dtype=X.dtype)[[0, 2, 0, 1]])
+
+
+@pytest.mark.parametrize("name", ["asinh", "acosh", "atanh"])
+def test_functions_in_place_in_eager_code(name):
+    """They have torch's numbers, and the derivatives of those that make a new tensor."""
+    x = X.sigmoid() * 0.8 + (1.0 if name == "acosh" else 0.0)
+    f, in_place = [lambda x, n=n: getattr(x * 1, n)() for n in (name, f"{name}_")]
+    expected = in_place(x)
+    with fullgrad.completing():
+        assert torch.equal(in_place(x), expected)
+        found = []
+        for g in (f, in_place):
+            leaf = x.clone().requires_grad_()
+            (y,) = torch.autograd.grad(g(leaf).sin().sum(), leaf, create_graph=True)
+            found.append((y, *torch.autograd.grad(y.sin().sum(), leaf)))
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+        assert torch.equal(in_place(leaf).detach(), expected)
+        with pytest.raises(RuntimeError, match="leaf Variable"):
+            getattr(leaf, f"{name}_")()
+
+
+@pytest.mark.parametrize("bit", ["conj", "neg", "conj of a view"])
+def test_tensors_that_are_conjugated_in_their_memory(bit):
+    """They have tangents that are not, which torch alone refuses where a view is taken."""
+    x, t = torch.complex(X, X.cos())[:3], torch.complex(X.sin(), X)[:3]
+    lazy = {"conj": x.conj(), "neg": torch._neg_view(x), "conj of a view": x.T.conj()}[bit]
+    clear = lazy.resolve_conj().resolve_neg()
+    assert lazy.is_conj() or lazy.is_neg()
+    f = lambda x: torch.view_as_real((x @ x.mH).mT).sin().sum() + x.real.sum()  # noqa: E731
+    for g in (f, lambda x: torch.view_as_real(grad(f)(x).resolve_conj().resolve_neg()).sin().sum()):
+        expected = jvp(g, (clear,), (t,))
+        with fullgrad.completing():
+            torch.testing.assert_close(jvp(g, (lazy,), (t,)), expected)
+            torch.testing.assert_close(jvp(g, (clear,), (t.conj(),)), jvp(g, (clear,), (t.conj().resolve_conj(),)))
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_complex_systems_that_are_solved_from_the_right(adjoint):
+    """Forward over reverse, which torch refuses since the solution is conjugated in its memory and its tangent is not."""
+    a = torch.complex(seeded(3, 3), seeded(3, 3).flip(0)) + 3 * torch.eye(3)
+    b, t = torch.complex(seeded(2, 3), seeded(2, 3).flip(1)), torch.complex(seeded(2, 3).sin(), seeded(2, 3))
+    factors = torch.linalg.lu_factor(a)
+    f = lambda b: torch.view_as_real(torch.linalg.lu_solve(*factors, b, left=False, adjoint=adjoint).resolve_conj()).sin().sum()  # noqa: E731
+    matrix = torch.linalg.inv(a.mH if adjoint else a)
+    plain = lambda b: torch.view_as_real((b @ matrix).resolve_conj()).sin().sum()  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(f(b), plain(b))
+        torch.testing.assert_close(jvp(grad(f), (b,), (t,)), jvp(grad(plain), (b,), (t,)))
+        torch.testing.assert_close(grad(lambda b: jvp(f, (b,), (t,))[1])(b), grad(lambda b: jvp(plain, (b,), (t,))[1])(b))
+
+
+@pytest.mark.parametrize("name", ["Dirichlet", "Beta"])
+def test_samples_of_distributions_on_the_simplex(name):
+    """One seed draws one sample; the tangent is transposed to torch's gradient, of a batch, too; torch refuses more."""
+    make = getattr(torch.distributions, name)
+    c, t, g = seeded(2, 3).abs() + 0.5, seeded(2, 3), seeded(2, 3).cos()
+
+    def f(c):
+        torch.manual_seed(0)
+        return make(c).rsample() if name == "Dirichlet" else make(c, 2 * c).rsample()
+
+    leaf = c.clone().requires_grad_()
+    value = f(leaf)
+    (gradient,) = torch.autograd.grad((value * g).sum(), leaf)
+    with fullgrad.completing():
+        assert torch.equal(f(c), value)
+        found, tangent = jvp(f, (c,), (t,))
+        assert torch.equal(found, value)
+        torch.testing.assert_close((tangent * g).sum(), (gradient * t).sum())
+        torch.testing.assert_close(grad(lambda c: (f(c) * g).sum())(c), gradient)
+        torch.testing.assert_close(torch.autograd.grad((f(leaf) * g).sum(), leaf)[0], gradient, rtol=0, atol=0)
+        rows = vmap(lambda c, t: jvp(f, (c,), (t,)), randomness="different")(c[:1], t[:1])
+        torch.testing.assert_close(rows, tuple([v[None] for v in jvp(f, (c[0],), (t[0],))]))
+        slope = lambda c: grad(lambda c: f(c).sin().sum())(c).sum()  # noqa: E731
+        for nested in (lambda: grad(slope)(c), lambda: jvp(lambda c: jvp(f, (c,), (t,))[1], (c,), (t,))):
+            with pytest.raises((NotImplementedError, RuntimeError), match="_dirichlet_grad"):
+                nested()
+    assert "apply" not in vars(torch.distributions.dirichlet._Dirichlet)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has no such loss")
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_cross_entropy_by_chunks(reduction):
+    """Eager numbers and gradients are torch's own, second derivatives those of the loss, as are all under transforms."""
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+    target, ws = torch.tensor([0, 4, 2, 1]), (seeded(4, 3), seeded(5, 3).cos(), seeded(5).sin())
+    f = lambda x, w, b: F.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction, options=options).sin().sum()  # noqa: E731
+    plain = lambda x, w, b: F.cross_entropy(F.linear(x, w, b), target, reduction=reduction).sin().sum()  # noqa: E731
+
+    def gradients(f, graph=False):
+        leaves = [v.clone().requires_grad_() for v in ws]
+        value = f(*leaves)
+        found = torch.autograd.grad(value, leaves, create_graph=graph)
+        second = torch.autograd.grad(sum([g.sin().sum() for g in found]), leaves) if graph else ()
+        return [v.detach() for v in (value, *found, *second)]
+
+    own = gradients(f)
+    with fullgrad.completing():
+        torch.testing.assert_close(gradients(f), own, rtol=0, atol=0)
+        torch.testing.assert_close(gradients(f, graph=True), gradients(plain, graph=True))
+        torch.testing.assert_close(jvp(lambda *ws: jvp(f, ws, ws)[1], ws, ws), jvp(lambda *ws: jvp(plain, ws, ws)[1], ws, ws))
+        for of in (grad, hessian):
+            torch.testing.assert_close(of(f)(*ws), of(plain)(*ws))
+        torch.testing.assert_close(vmap(f)(*[v[None] for v in ws]), plain(*ws)[None])
+    torch.testing.assert_close(gradients(f), own, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch", "evaluation", "instance", "group"])
+def test_second_derivatives_of_norms_in_eager_code(norm):
+    """They are torch's own, bit for bit."""
+    x, w, b = seeded(3, 4, 5), seeded(4).cos(), seeded(4).sin()
+    statistics = seeded(4).sin(), seeded(4).cos().abs() + 0.5
+    f = {
+        "layer": lambda x, w, b: F.layer_norm(x.mT, (4,), w, b),
+        "batch": lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+        "evaluation": lambda x, w, b: F.batch_norm(x, *statistics, w, b, False),
+        "instance": lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+        "group": lambda x, w, b: F.group_norm(x, 2, w, b),
+    }[norm]
+
+    def derivatives(count):
+        leaves, found = [v.clone().requires_grad_() for v in (x, w, b)], []
+        y = f(*leaves).sin().sum()
+        for _ in range(count):
+            gs = torch.autograd.grad(y, leaves, create_graph=True, allow_unused=True, materialize_grads=True)
+            y = sum([(g.sin() * v.detach().cos()).sum() for g, v in zip(gs, leaves, strict=True)])
+            found += [g.detach() for g in gs]
+        return found
+
+    own = derivatives(2)
+    with fullgrad.completing():
+        torch.testing.assert_close(derivatives(2), own, rtol=0, atol=0)
+
+
+def test_eager_derivatives_of_running_logarithms():
+    """The gradient is torch's own, bit for bit, and the third derivative a number, where torch has NaN."""
+    weights = torch.arange(1.0, 7, dtype=torch.float64)
+
+    def derivatives(f, count):
+        leaf, found = seeded(6).requires_grad_(), []
+        y = (f(leaf) * weights).sin().sum()
+        for _ in range(count):
+            (g,) = torch.autograd.grad(y, leaf, create_graph=True)
+            y = g.sin().sum()
+            found.append(g.detach())
+        return found
+
+    f = lambda x: torch.logcumsumexp(x, 0)  # noqa: E731
+    own = derivatives(f, 1)
+    assert derivatives(f, 3)[2].isnan().any(), "torch has it: the completion is not needed"
+    with fullgrad.completing():
+        torch.testing.assert_close(derivatives(f, 1), own, rtol=0, atol=0)
+        torch.testing.assert_close(derivatives(f, 3), derivatives(lambda x: x.exp().cumsum(0).log(), 3))

@@ -1,0 +1,77 @@
+"""Functions and operators in Python that torch calls, where torch.func refuses them or their second derivatives are wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullgrad._dispatch import chunked_losses, dirichlet_function, forward_mode_is_on, transforms_active
+from fullgrad.completion._completing import with_formula
+from fullgrad.completion._registry import FUNCTIONS
+from fullgrad.functions import custom_jvp
+
+
+@custom_jvp
+def _with_derivative(concentration: Tensor, x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@_with_derivative.defjvp
+def _tangent(primals: Any, tangents: Any) -> tuple[Tensor, Tensor]:
+    """The derivative that torch's backward transposes; it has none itself, of which torch says so."""
+    concentration, x = primals
+    total = concentration.sum(-1, keepdim=True).expand_as(concentration)
+    parts = torch._dirichlet_grad(x, concentration, total) * tangents[0]
+    return _with_derivative(concentration, x), parts - x * parts.sum(-1, keepdim=True)
+
+
+def _dirichlet(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A sample of the Dirichlet distribution, of which that of the beta distribution is one number."""
+
+    def drawn(concentration: Tensor) -> Tensor:
+        if not (transforms_active() or forward_mode_is_on()):
+            return original(concentration)
+        return _with_derivative(concentration, torch._sample_dirichlet(concentration.detach()))
+
+    return staticmethod(drawn)
+
+
+def _chunked_loss(original: Callable[..., Any], has_reduction: bool) -> Callable[..., Any]:
+    """Cross entropy by chunks: torch's numbers and gradient in eager code, where the second derivative is silently wrong."""
+
+    def loss(x: Tensor, weight: Tensor, target: Tensor, bias: Any, of_classes: Any, *options: Any) -> Any:
+        reduction, ignored, smoothing = options[:3] if has_reduction else ("none", options[0], 0.0)
+
+        def formula(*tensors: Any) -> Tensor:
+            x, weight, target, bias, of_classes = tensors
+            return functional.cross_entropy(
+                functional.linear(x, weight, bias), target, of_classes, None, ignored, None, reduction, smoothing
+            )
+
+        def own(*tensors: Any) -> Tensor:
+            if not has_reduction:
+                return original(*tensors, *options)
+            needed = [flag and torch.is_grad_enabled() for flag in options[-3:]]  # gradients that the forward computes
+            return original(*tensors, *options[:-3], *needed)[0]
+
+        tensors = x, weight, target, bias, of_classes
+        if transforms_active() or forward_mode_is_on():
+            y = formula(*tensors)
+        else:
+            y = with_formula(own, formula, tensors, {}, has_first=True)
+        return (y,) if has_reduction else y
+
+    return loss
+
+
+def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -> None:
+    if hasattr(owner, name):
+        FUNCTIONS.append((owner, name, replaced(getattr(owner, name), *args)))
+
+
+_replaces(dirichlet_function, "apply", _dirichlet)
+_losses = chunked_losses()
+_replaces(_losses, "_linear_cross_entropy_batch_chunked", _chunked_loss, True)
+_replaces(_losses, "_linear_cross_entropy_batch_chunked_no_reduction", _chunked_loss, False)

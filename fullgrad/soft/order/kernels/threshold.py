@@ -33,13 +33,18 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
         return (t if w is None else w.mul(t)).sum(-1, keepdim=True), slope
 
     theta = torch.full_like(shifted[..., :1], -1.0)
-    if rows_are_split():  # fewer exchanges: from the last of eight thresholds with a sum of 1 at least
-        total, _ = sums_at(evenly(theta, theta + 0.875, 8), sums)
-        theta = theta + ((total >= 1).sum(-1, keepdim=True) - 1).clamp_(min=0) * 0.125
-    for _ in range(MOST_STEPS):
-        total, slope = row_totals(*sums(theta))
+
+    def after(theta: Tensor, total: Tensor, slope: Tensor) -> Tensor:
         # Never backward: only rounding would do that.
-        following = torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
+        return torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
+
+    if rows_are_split():  # fewer exchanges: from the last of eight thresholds with a sum of 1 at least
+        thetas = evenly(theta, theta + 0.875, 8)
+        both = sums_at(thetas, sums)
+        at = ((both[0] >= 1).sum(-1, keepdim=True) - 1).clamp_(min=0)
+        theta = after(*[v.gather(-1, at) for v in (thetas, *both)])
+    for _ in range(MOST_STEPS):
+        following = after(theta, *row_totals(*sums(theta)))
         if not (following > theta).any():
             break
         theta = following

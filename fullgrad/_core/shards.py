@@ -55,6 +55,16 @@ def along_rows(
     return distributed_module().run_code(name, function, (x, *vectors), ([labels, *[(None,) * v.ndim for v in vectors]], outputs))
 
 
+def along_parts(name: str, function: Callable[..., Tensor], x: Tensor, dim: int, *others: Any) -> Tensor:
+    """``function(x, *others)``, plain code along a dimension that runs on parts of rows; ``others`` broadcast with ``x``."""
+    if not any_distributed((x, *others)):
+        return function(x, *others)
+    module, n = distributed_module(), x.ndim
+    labels = tuple([module.ROW if d == dim % n else d for d in range(n)])
+    inputs = [labels[n - v.ndim :] if isinstance(v, Tensor) else () for v in (x, *others)]
+    return module.run_code(name, function, (x, *others), (inputs, labels))
+
+
 def elementwise_code(name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
     """``function(*args)``, plain elementwise code; distributed tensors are computed on their shards."""
     if not any_distributed(args):

@@ -32,7 +32,17 @@ from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
 from fullgrad._dispatch.overrides import Moving, is_override, make_overridable, overrides_in, unscriptable, without_question
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
-from fullgrad._dispatch.split_rows import row_largest, row_length, row_sum, row_totals, rows_are_split
+from fullgrad._dispatch.split_rows import (
+    finite_extremes,
+    of_parts,
+    of_ranks,
+    ranks_before,
+    row_largest,
+    row_length,
+    row_sum,
+    row_totals,
+    rows_are_split,
+)
 from fullgrad._dispatch.state import (
     active_transforms,
     any_distributed,

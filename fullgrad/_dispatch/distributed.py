@@ -20,7 +20,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from fullgrad._dispatch import fallback, functorch, torch_private
 from fullgrad._dispatch.rules import Rules, rebuild
-from fullgrad._dispatch.split_rows import Row, on_parts
+from fullgrad._dispatch.split_rows import Row, bound, counted_once, on_parts
 from fullgrad._dispatch.state import active_transforms, is_tracing
 
 _dispatch: Any = functorch if torch_private.DISPATCH == "functorch" else fallback
@@ -45,32 +45,37 @@ def run(rules: Rules, args: Sequence[Any]) -> Any:
         and not _is_outside(plan.mesh)
     ):
         apply = _call_on_all(rules.operator, plan.mesh)
-    if ROW in plan.split and not _is_outside(plan.mesh):
-        over = tuple([m for m, label in enumerate(plan.split) if label == ROW])
-        apply = _on_parts(rules.operator, _Same(plan.mesh), over, plan.sizes[ROW]).apply
+    if plan.row is not None:
+        operator = rules.operator
+        apply = _code_on_parts(operator.relaxed, plan.row) if callable(operator.splits_rows) else bound(operator, plan.row).apply
     return _on_shards(plan, apply, args)
 
 
+def _code_on_parts(function: Callable[..., Any], row: Row) -> Callable[..., Any]:
+    """Plain code on parts of rows. Numbers of whole rows among its results are on every rank; one has their derivative."""
+
+    def run(*args: Any) -> Any:
+        with on_parts(row):
+            y = function(*args)
+            if isinstance(y, Tensor):
+                return _of_row(y, args[0].ndim)
+            return tuple([_of_row(v, args[0].ndim) for v in y])
+
+    def _of_row(y: Tensor, ndim: int) -> Tensor:
+        return counted_once(y) if y.ndim < ndim else y
+
+    return run
+
+
 @functools.lru_cache(maxsize=64)
-def _on_parts(operator: Any, same: "_Same", over: tuple[int, ...], length: int) -> Any:
-    """The operator whose rules run on parts of rows, which the ranks along the mesh dimensions ``over`` share."""
+def _row(same: "_Same", over: tuple[int, ...], length: int) -> Row:
+    """The row of which the ranks along the mesh dimensions ``over`` have parts."""
     mesh = same.it
     place, ranks = 0, 1
     for m in over:
         place, ranks = place * mesh.size(m) + mesh.get_local_rank(m), ranks * mesh.size(m)
     sharing = _Sharing(mesh, over)
-    row = Row(lambda x: Total.apply(x, sharing), place, ranks, length)
-
-    def on_part(rule: Any) -> Any:
-        @functools.wraps(rule)
-        def run(*args: Any) -> Any:
-            with on_parts(row):
-                return rule(*args)
-
-        return staticmethod(run)
-
-    rules = {name: on_part(getattr(operator, name)) for name in ("forward", "vjp", "jvp")}
-    return type(operator.__name__, (operator,), {"__module__": operator.__module__, **rules})
+    return Row(lambda x: Total.apply(x, sharing), place, ranks, length)
 
 
 @functools.lru_cache
@@ -110,13 +115,16 @@ class _PlainCode:
 
 
 def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layout: Any) -> Any:
-    """Plain differentiable code with a distributed argument; ``layout`` is a ``whole_dims``, or a result of ``dim_labels``."""
+    """Plain differentiable code with a distributed argument; ``layout`` is a ``whole_dims``, or a result of ``dim_labels``, where
+    `ROW` is a row of which the code may get a part.
+    """
     code: Any = _PlainCode(name, function, layout)
     spread = _spread(code, args)
     if _is_batched():
         with _replicating():
             return function(*args)
-    return _on_shards(_plan(code, args, spread), function, args)
+    plan = _plan(code, args, spread)
+    return _on_shards(plan, function if plan.row is None else _code_on_parts(function, plan.row), args)
 
 
 def _spread(rules: Rules, args: Sequence[Any]) -> dict[int, Any]:
@@ -162,6 +170,10 @@ def _check_plain(rules: Rules, args: Sequence[Any], i: int) -> None:
 # --- Which dimension is split where ---------------------------------------------------------------------------------------
 
 
+def _with_whole_row(labels: tuple[Label, ...]) -> tuple[Label, ...]:
+    return tuple([None if label == ROW else label for label in labels])
+
+
 class _Labels(NamedTuple):
     """The labels of the dimensions of each argument, and of the first dimensions of each output; the others are whole."""
 
@@ -174,20 +186,32 @@ def _labels(rules: Rules, args: Sequence[Any]) -> _Labels:
     operator = rules.operator
     if operator.dim_labels is not None:
         inputs, output = operator.dim_labels(*args)
+        if is_tracing():
+            inputs, output = [_with_whole_row(labels) for labels in inputs], _with_whole_row(output)
         return _Labels(tuple(inputs), output)
     whole, ndims = operator.whole_dims, [a.ndim if isinstance(a, Tensor) else 0 for a in args]
     if isinstance(whole, str):
         named, n = args[rules.parameters.index(whole)], ndims[0]
         dims = set(range(n)) if named is None else {d % n for d in ((named,) if isinstance(named, int) else named)}
         first: tuple[Label, ...] = tuple([None if d in dims else d for d in range(n)])
-        labels = tuple([first if m == n else (None,) * m for m in ndims])
-        return _Labels(labels, first if operator.keeps_dim else tuple([d for d in first if d is not None]))
+        rest = tuple([d for d in first if d is not None])
+        if _may_split_row(operator, args) and len(dims) == 1:
+            first, kept = tuple([ROW if d is None else d for d in first]), (*rest, ROW)
+        else:
+            kept = first if operator.keeps_dim else rest
+        return _Labels(tuple([first if m == n else (None,) * m for m in ndims]), kept)
     # Before the last ones, which are whole, dimensions are counted from the end, as they broadcast.
     core = [min(n, whole if isinstance(whole, int) else whole[i]) for i, n in enumerate(ndims)]
     batch = max([n - c for n, c in zip(ndims, core, strict=True)])
-    last: tuple[Label, ...] = (ROW,) if getattr(operator, "splits_rows", False) and not is_tracing() else ()
+    last: tuple[Label, ...] = (ROW,) if _may_split_row(operator, args) else ()
     labels = tuple([(*range(batch - n + c, batch), *(last or (None,) * c)) for n, c in zip(ndims, core, strict=True)])
     return _Labels(tuple([row[:n] for row, n in zip(labels, ndims, strict=True)]), (*range(batch), *last))
+
+
+def _may_split_row(operator: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator runs on parts of rows, for these arguments."""
+    splits = getattr(operator, "splits_rows", False)
+    return (splits(*args) if callable(splits) else splits) and not is_tracing()
 
 
 class _Input(NamedTuple):
@@ -259,6 +283,8 @@ class _Plan:
             self.parts = [
                 p if p.is_partial() and label is None else None for p, label in zip(first.placements, self.split, strict=True)
             ]
+        over = tuple([m for m, label in enumerate(self.split) if label == ROW])
+        self.row = _row(mesh, over, self.sizes[ROW]) if over and not _is_outside(self.mesh) else None
         self.shards = [None if a is None else self._layout_of(i, a) for i, a in enumerate(inputs)]
         self.wholes: dict[Any, Layout] = {}
 
@@ -343,23 +369,28 @@ class _Plan:
 
     def _layout_from(self, y: Tensor) -> "Layout":
         """The layout of an output whose shard is ``y``."""
-        if y.ndim < len(self.output):
+        labels = self.output
+        if labels[-1:] == (ROW,) and y.ndim == len(labels) - 1:  # a number of each row
+            labels = labels[:-1]
+        if y.ndim < len(labels):
             raise RuntimeError(
                 f"{self.name}: an output must have the {len(self.output)} dimensions that its inputs share, got shape "
                 f"{tuple(y.shape)}. See `whole_dims` of fullgrad.Function."
             )
-        shape, held = list(y.shape), []
+        shape, held, gradient = list(y.shape), [], []
         for m, label in enumerate(self.split):
             if self.parts[m] is not None:
                 held.append(self.parts[m])
-            elif label is None or label not in self.output:
+            elif label is None or label not in labels:
                 held.append(Replicate())
             else:
-                d = self.output.index(label)
+                d = labels.index(label)
                 shape[d] = self.sizes[label]
                 held.append(self._shard(m, d))
+            # Each rank has a part of what follows from the gradient of a row's number, see `counted_once`.
+            gradient.append(Partial() if label == ROW and held[-1].is_replicate() else _summed(held[-1:])[0])
         placements = tuple(held)
-        return Layout(self.mesh, torch.Size(shape), placements, placements, _summed(placements))
+        return Layout(self.mesh, torch.Size(shape), placements, placements, tuple(gradient))
 
     def _shard(self, m: int, d: int) -> Any:
         return Shard(d) if m not in self.strided else type(self.strided[m])(d, split_factor=self.strided[m].split_factor)

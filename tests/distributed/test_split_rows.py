@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing import assert_close
 
+import fullgrad
 from fullgrad import soft
 from tests.distributed.ranks import laid_out, needs_threads, on_ranks, whole
 
@@ -24,6 +25,13 @@ OPERATORS = {
     "normmax": soft.normmax,
     "proj_simplex c0": lambda x: soft.proj_simplex(x, mode="c0"),
     "proj_simplex c2": lambda x: soft.proj_simplex(x, softness=2.0, mode="c2"),
+    "proj_capped_simplex": lambda x: soft.proj_capped_simplex(x, 3),
+    "proj_capped_simplex c1, not whole": lambda x: soft.proj_capped_simplex(x, 2.6, mode="c1"),
+    "topk_mask_st": lambda x: fullgrad.topk_mask_st(x, 3, mode="laplace"),
+    "max": lambda x: soft.max(x, -1).values,
+    "max as it is": lambda x: soft.max(x, -1, keepdim=True, mode="c1", standardize=False).values,
+    "min c0": lambda x: soft.min(x, -1, keepdim=True, mode="c0").indices,
+    "argmax": lambda x: soft.argmax(x, -1),
 }
 
 
@@ -71,12 +79,14 @@ def test_value_and_derivatives_are_those_of_one_process(name, split):
             assert_close(a, b.detach(), rtol=1e-9, atol=1e-9)
 
 
+# How many numbers of a row are in an exchange: sums and slopes at up to 8 thresholds, or at 16, or more where ranks search.
+SIZES = {"entmax 2.5": 34, "proj_capped_simplex": 64, "proj_capped_simplex c1, not whole": 64, "topk_mask_st": 256}
+
+
 @pytest.mark.parametrize("name", OPERATORS)
-def test_ranks_exchange_two_numbers_for_each_row_and_round(name):
-    """No rank gets the row: at most 12 exchanges find the threshold, and three give the derivative. Above an exponent of 2, whose
-    weights rise steeply, there are as many as passes in one process.
-    """
-    f, most, counts = OPERATORS[name], 104 if name == "entmax 2.5" else 12, collections.defaultdict(list)
+def test_ranks_exchange_a_few_numbers_for_each_row_and_round(name):
+    """No rank gets the row: each way takes at most 12 exchanges. A gradient that is computed again takes those of its value."""
+    f, counts = OPERATORS[name], collections.defaultdict(list)
     x = torch.randn(2, 3001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     exchange = dist.all_reduce
 
@@ -89,17 +99,17 @@ def test_ranks_exchange_two_numbers_for_each_row_and_round(name):
         y = f(leaf)
         first = len(sizes)
         (g,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
-        return first, len(sizes) - first, max(sizes), y.placements, g.placements
+        return first, len(sizes) - first, max(sizes), g.placements
 
     with (
         mock.patch.object(dist, "all_reduce", noting),
         mock.patch.object(DTensor, "redistribute", side_effect=AssertionError("a row is gathered")),
     ):
-        for first, later, largest, *placements in on_ranks((2,), both):
-            assert 0 < first <= most
-            assert 0 < later <= 3
-            assert largest <= 2 * len(x)
-            assert placements == [(Shard(1),)] * 2
+        for first, later, largest, placements in on_ranks((2,), both):
+            assert 0 < first <= 12
+            assert 0 < later <= (12 if name == "topk_mask_st" else 5)
+            assert largest <= SIZES.get(name, 16) * len(x)
+            assert placements == (Shard(1),)
 
 
 @pytest.mark.parametrize("special", [torch.nan, torch.inf, -torch.inf])
@@ -130,3 +140,44 @@ def test_a_learned_exponent_gets_the_gradient_of_all_parts(f):
     found = of_ranks(lambda x: gradients(x, laid_out(alpha, x.device_mesh, (Replicate(),))), x, (Shard(1),), (3,))
     for some in found:
         assert_close(some, [e.detach() for e in expected], rtol=1e-9, atol=1e-9)
+
+
+def test_a_count_and_a_softness_that_learn_get_the_gradients_of_all_parts():
+    """One for each row, along another dimension than the last."""
+    x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    k, softness = torch.tensor([1.0, 2.5, 4.0], dtype=torch.float64), torch.tensor([[0.2, 0.5, 1.0]], dtype=torch.float64)
+
+    def gradients(x, *numbers):
+        numbers = [v.requires_grad_() for v in numbers]
+        y = soft.proj_capped_simplex(x, numbers[0].unsqueeze(0), 0, numbers[1])
+        g = torch.autograd.grad((y * x.detach()).sum(), [x, *numbers], create_graph=True)
+        return [y, *g, *torch.autograd.grad(g[2].square().sum(), [x, *numbers])]
+
+    expected = gradients(x.clone().requires_grad_(), k.clone(), softness.clone())
+    found = of_ranks(
+        lambda x: gradients(x, *[laid_out(v, x.device_mesh, (Replicate(),)) for v in (k, softness)]), x, (Shard(0),), (3,)
+    )
+    for some in found:
+        assert_close(some, [e.detach() for e in expected], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("shift", [1e6, 1e30])
+def test_rows_far_from_0_keep_their_digits(shift):
+    """As in one process: the threshold is found near it."""
+    x = torch.randn(2, 41, generator=torch.Generator().manual_seed(0))
+    for rows, tolerance in ((x + shift, 1e-6), (x * shift, 1e-6)):
+        for f in (lambda x: soft.proj_capped_simplex(x, 7), lambda x: soft.max(x, -1).indices):
+            for (y,) in of_ranks(lambda x, f=f: [f(x)], rows, (Shard(1),), (3,)):
+                assert_close(y, f(rows), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_first_of_equal_elements_are_among_the_largest(dtype):
+    """Ranks agree on how many of the ties each takes; NaN is the largest number, as in torch."""
+    x = torch.randint(-2, 3, (6, 23), generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, 5], x[1, 7], x[2, 9], x[3] = torch.nan, torch.inf, -torch.inf, -0.0
+    for k in (0, 1, 9, 23):
+        order = x.sort(dim=-1, descending=True, stable=True).indices
+        expected = torch.zeros_like(x).scatter(-1, order[:, :k], 1.0)
+        for (y,) in of_ranks(lambda x, k=k: [fullgrad.topk_mask_st(x, k)], x, (Shard(1),), (3,)):
+            assert torch.equal(y, expected)

@@ -14,7 +14,7 @@ from fullgrad._core.autocast import matmul
 from fullgrad._core.batching import aligned
 from fullgrad._core.function import Function
 from fullgrad._core.recomputed import save_inputs
-from fullgrad._dispatch import surely
+from fullgrad._dispatch import finite_extremes, surely
 
 # In these modes the weights are powers of the excess over a threshold.
 POWERS = {"c0": 1, "c1": 2, "c2": 3}
@@ -31,12 +31,11 @@ def row_origin(x: Tensor) -> Tensor:
     The difference of two such numbers is exact (Sterbenz): a row far from 0 loses no digit and no order when its origin is
     subtracted and added again.
     """
-    x = x.detach()
-    if surely(x.shape[-1] == 0):
-        return x.sum(-1, keepdim=True)
-    infinite = x.abs() == torch.inf
-    low = torch.where(infinite, torch.inf, x).amin(-1, keepdim=True)
-    high = torch.where(infinite, -torch.inf, x).amax(-1, keepdim=True)
+    return x.detach().sum(-1, keepdim=True) if surely(x.shape[-1] == 0) else origin_between(*finite_extremes(x))
+
+
+def origin_between(low: Tensor, high: Tensor) -> Tensor:
+    """The `row_origin` of rows with these ends."""
     nearest = low.clamp(min=0) + high.clamp(max=0)
     return torch.where(torch.maximum(high, -low) / 2 <= nearest.abs(), nearest, 0)
 

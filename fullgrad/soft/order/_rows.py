@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import at_least
+from fullgrad._dispatch import at_least, finite_extremes, row_sum, row_totals
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft._relaxation import Softness, divisor
-from fullgrad.soft.order._numbers import row_origin, weighted
+from fullgrad.soft.order._numbers import origin_between, row_origin, weighted
 
 # The variance that is added to the variance of a row.
 EPSILON = 1e-6
@@ -59,7 +59,7 @@ class Rows(NamedTuple):
 
     def average(self, weights: Tensor) -> Tensor:
         """The sum (…) of the values with weights (…, n) that sum to 1."""
-        return self.moved_back((weights * self.x).sum(-1, keepdim=True)).squeeze(-1)
+        return self.moved_back(row_sum(weights * self.x)).squeeze(-1)
 
     def numbers(self, like: Tensor) -> Tensor:
         """The numbers 1, …, n in the dtype of a tensor."""
@@ -121,15 +121,18 @@ def standardized(x: Tensor) -> Standardized:
     Infinities become 0 and 1 and take no part in the statistics.
     """
     infinite = x.detach().abs() == torch.inf  # compiled torch.isinf and sums of int64 are scalar code
-    origin = row_origin(x)
+    low, high = finite_extremes(x)
+    origin = origin_between(low, high)
     r = torch.where(infinite, 0, x - origin)
     # Without the unit, sums and squares of large numbers would overflow, and the row silently become constant.
-    unit = r.detach().abs().amax(-1, keepdim=True).clamp(min=1)
+    unit = torch.maximum(high - origin, origin - low).clamp(min=1)
     r = r / unit
-    count = (~infinite).sum(-1, keepdim=True, dtype=torch.int32).clamp(min=1).to(x.dtype)
-    mean = r.sum(-1, keepdim=True) / count
+    count = (~infinite).sum(-1, keepdim=True, dtype=torch.int32).to(x.dtype)
+    total, count = row_totals(r.sum(-1, keepdim=True), count)
+    count = count.clamp(min=1)
+    mean = total / count
     r = torch.where(infinite, 0, r - mean)
-    deviation = ((r * r).sum(-1, keepdim=True) / count + EPSILON / unit / unit).sqrt()
+    deviation = (row_sum(r * r) / count + EPSILON / unit / unit).sqrt()
     h = r / deviation
     z = torch.where(infinite, (x > 0).to(x.dtype), torch.sigmoid(h))
     return Standardized(z, mean, deviation, h, infinite, count, origin, unit)

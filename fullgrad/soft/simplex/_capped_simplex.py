@@ -9,12 +9,14 @@ from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
-from fullgrad._dispatch import holds
+from fullgrad._core.shards import along_parts
+from fullgrad._dispatch import holds, of_parts, row_length, row_sum, row_totals, rows_are_split
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
 from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft.order._numbers import RowFunction
+from fullgrad.soft.order.kernels.on_parts import near_threshold
 from fullgrad.soft.order.kernels.threshold import may_be_far
 from fullgrad.soft.simplex._entmax import per_row
 from fullgrad.soft.simplex.kernels.capped_simplex import capped_simplex_pivot, centered
@@ -74,7 +76,11 @@ def proj_capped_simplex(
 @replaceable
 def capped_of(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str) -> Tensor:
     """`proj_capped_simplex` without the checks."""
-    return capped_rows(name, x, k, dim, softness, mode).movedim(-1, dim).to(x.dtype)
+
+    def weights(x: Tensor, k: Any, softness: Any) -> Tensor:
+        return capped_rows(name, x, k, dim, softness, mode).movedim(-1, dim).to(x.dtype)
+
+    return along_parts(name, weights, x, dim, k, softness)
 
 
 def checked(name: str, x: Any, k: Any, dim: Any, softness: Any, mode: Any) -> tuple[Tensor, Any, Any]:
@@ -96,14 +102,15 @@ def capped_rows(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str
     """
     wide, k, softness = to_opmath(x, k, softness)
     wide, k = wide.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
+    if isinstance(softness, Tensor) and softness.ndim:
+        softness = per_row(name, softness, x, dim, "softness")
     far = may_be_far(wide, softness)
     answer: Any = 1.0
     if far:
         answer = has_answer(wide, k)
         wide = wide * answer
-        wide = wide - Pivot.apply(wide.detach(), k.detach() if isinstance(k, Tensor) else k)
+        wide = wide - _near_threshold(wide.detach(), k.detach() if isinstance(k, Tensor) else k, softness, mode)
     if isinstance(softness, Tensor):
-        softness = per_row(name, softness, x, dim, "softness") if softness.ndim else softness
         # Minus infinity takes no part in the derivative with respect to the softness.
         masked = wide.detach().isinf()
         v = torch.where(masked, wide, torch.where(masked, 0, wide) / softness)
@@ -112,7 +119,7 @@ def capped_rows(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str
     # A quotient that overflows stays finite: the row of an infinity has no answer.
     largest = torch.finfo(v.dtype).max / 4
     v = torch.where(wide.isinf(), wide, v.clamp(-largest, largest)) if far else v
-    p = Sigmoidal.apply(Centered.apply(v, k, mode), 1.0, mode, False)
+    p = Sigmoidal.apply(of_parts(Centered).apply(v, k, mode), 1.0, mode, False)
     return p * answer if far else p
 
 
@@ -123,8 +130,16 @@ def has_answer(x: Tensor, k: Any) -> Tensor:
     keep zeros in one way alone.
     """
     v = x.detach()
-    possible = (v < torch.inf).all(-1, keepdim=True) & ((v > -torch.inf).sum(-1, keepdim=True) >= k)
-    return torch.where(possible, 1.0, torch.nan).to(x.dtype)
+    wrong, finite = row_totals((~(v < torch.inf)).any(-1, keepdim=True), (v > -torch.inf).sum(-1, keepdim=True))
+    return torch.where((wrong == 0) & (finite >= k), 1.0, torch.nan).to(x.dtype)
+
+
+def _near_threshold(x: Tensor, k: Any, softness: Any, mode: str) -> Tensor:
+    """A number of each row near its threshold, a constant."""
+    if not rows_are_split():
+        return Pivot.apply(x, k)
+    softness = softness.detach() if isinstance(softness, Tensor) else softness
+    return near_threshold(x, _per_row(k, x), softness, row_length(x), mode)
 
 
 class Pivot(RowFunction):
@@ -162,6 +177,7 @@ class Centered(RowFunction):
     """
 
     saves = (2, 3)
+    splits_rows = True
 
     @staticmethod
     def forward(v: Tensor, k: Tensor | float, mode: str) -> Tensor:
@@ -170,10 +186,11 @@ class Centered(RowFunction):
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         mode, z = saved_inputs(ctx)
-        w, inverse = _shares(z, mode)
-        total = g.sum(-1, keepdim=True) * inverse
-        by_v = torch.where(inverse > 0, g - w * total, 0) if ctx.needs_input_grad[0] else None
-        return by_v, total if ctx.needs_input_grad[1] else None, None
+        part = g.sum(-1, keepdim=True)
+        w, inverse, of_g = _shares(z, mode, part)
+        by_v = torch.where(inverse > 0, g - w * (of_g * inverse), 0) if ctx.needs_input_grad[0] else None
+        # Where ranks have parts of rows, each has its part of this sum.
+        return by_v, part * inverse if ctx.needs_input_grad[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, _: None) -> Tensor:
@@ -181,13 +198,13 @@ class Centered(RowFunction):
         w, inverse = _shares(z, mode)
         moved = torch.zeros_like(z)
         if t is not None:
-            moved = torch.where(inverse > 0, t - (w * t).sum(-1, keepdim=True) * inverse, 0)
+            moved = torch.where(inverse > 0, t - row_sum(w * t) * inverse, 0)
         return moved if t_k is None else moved + t_k * inverse
 
 
-def _shares(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """The slopes S' and 1 over their sum, or 0 where the sum is 0 or its reciprocal overflows."""
+def _shares(z: Tensor, mode: str, *others: Tensor) -> tuple[Tensor, ...]:
+    """The slopes S' and 1 over their sum, or 0 where the sum is 0 or its reciprocal overflows; and other sums of whole rows."""
     w = curves.slope(curves.clamp_to_finite(z), 1.0, mode)
-    total = w.sum(-1, keepdim=True)
+    total, *others = row_totals(w.sum(-1, keepdim=True), *others)
     positive = total >= torch.finfo(total.dtype).tiny
-    return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0)
+    return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0), *others

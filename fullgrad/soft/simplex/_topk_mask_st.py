@@ -8,8 +8,10 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
 from fullgrad._core.recomputed import Recomputed
+from fullgrad._dispatch import row_length, row_totals, rows_are_split
 from fullgrad.soft._mode_names import StepMode
 from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order.kernels.on_parts import largest_on_parts
 from fullgrad.soft.order.kernels.threshold import may_be_far
 from fullgrad.soft.simplex._capped_simplex import capped_rows, checked
 from fullgrad.soft.simplex._entmax import per_row
@@ -71,8 +73,12 @@ def topk_mask_of(x: Tensor, softness: Softness, k: int, mode: str) -> Tensor:
 class TopKMaskST(Recomputed):
     """The operator of :func:`topk_mask_st`, on rows."""
 
+    splits_rows = True
+
     @staticmethod
     def forward(x: Tensor, softness: Softness, k: int, mode: str) -> Tensor:
+        if rows_are_split():
+            return largest_on_parts(x, k).to(x.dtype)
         zeros = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         return zeros if k == 0 else zeros.scatter(-1, x.topk(k, -1, sorted=False).indices, 1.0)
 
@@ -82,11 +88,13 @@ class TopKMaskST(Recomputed):
             # Plus infinity is chosen, whatever the others are, and minus infinity where no others are left; the finite elements
             # share the rest.
             certain = x.detach() == torch.inf
-            x = x * torch.where(x.detach().isnan().any(-1, keepdim=True), torch.nan, 1.0).to(x.dtype)
+            counts = [(x.detach() == v).sum(-1, keepdim=True) for v in (torch.inf, -torch.inf)]
+            nan, chosen, never = row_totals(x.detach().isnan().any(-1, keepdim=True), *counts)
+            finite = row_length(x) - chosen - never
+            x = x * torch.where(nan > 0, torch.nan, 1.0).to(x.dtype)
             x = torch.where(certain, -torch.inf, x)
-            finite = (~(x.detach() == -torch.inf)).sum(-1, keepdim=True)
             x = torch.where(finite == 0, 0, x)
-            rest: Any = torch.minimum((k - certain.sum(-1, keepdim=True)).clamp(min=0), finite).to(x.dtype)
+            rest: Any = torch.minimum((k - chosen).clamp(min=0), finite).to(x.dtype)
         else:
             rest = k
         return capped_rows("topk_mask_st", x, rest, -1, softness, mode).to(x.dtype)

@@ -41,6 +41,11 @@ class Extremum(OrderStatistic):
     keeps_dim = False
 
     @staticmethod
+    def splits_rows(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> bool:
+        """Whether ranks with parts of rows compute it: the weights of the last place of softsort need sums alone."""
+        return options[1] == "softsort" and not options[-1]
+
+    @staticmethod
     def forward(x: Tensor, softness: Softness, dim: int, largest: bool, options: Options) -> Any:
         *_, outputs, hard = options
         return hard_extremum(x, dim, largest, outputs) if hard else Extremum.soft_forward(x, softness, dim, largest, options)

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import replaceable
-from fullgrad._dispatch import can_look, opaque, row_largest, row_totals
+from fullgrad._dispatch import can_look, opaque, row_largest, row_totals, rows_are_split
 from fullgrad.soft._curves import Softness
+from fullgrad.soft.order.kernels.on_parts import evenly, sums_at
 
 # Newton's method gains at least a constant factor per step, and is quadratic in the end. It took at most 20 steps on rows of a
 # million equal, random, geometric or heavy-tailed numbers.
@@ -24,14 +25,26 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
         return v.clone()
     top = row_largest(v)
     shifted = v - top
-    theta = torch.full_like(shifted[..., :1], -1.0)
-    for _ in range(MOST_STEPS):
+
+    def sums(theta: Tensor) -> tuple[Tensor, Tensor]:
         t = (shifted - theta).clamp_(min=0)
         w = None if power == 1 else t if power == 2 else t * t
         slope = (t > 0).sum(-1, keepdim=True).to(t.dtype) if w is None else w.sum(-1, keepdim=True)
-        slope, total = row_totals(slope, (t if w is None else w.mul(t)).sum(-1, keepdim=True))
+        return (t if w is None else w.mul(t)).sum(-1, keepdim=True), slope
+
+    theta = torch.full_like(shifted[..., :1], -1.0)
+
+    def after(theta: Tensor, total: Tensor, slope: Tensor) -> Tensor:
         # Never backward: only rounding would do that.
-        following = torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
+        return torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
+
+    if rows_are_split():  # fewer exchanges: from the last of eight thresholds with a sum of 1 at least
+        thetas = evenly(theta, theta + 0.875, 8)
+        both = sums_at(thetas, sums)
+        at = ((both[0] >= 1).sum(-1, keepdim=True) - 1).clamp_(min=0)
+        theta = after(*[v.gather(-1, at) for v in (thetas, *both)])
+    for _ in range(MOST_STEPS):
+        following = after(theta, *row_totals(*sums(theta)))
         if not (following > theta).any():
             break
         theta = following
@@ -57,7 +70,7 @@ _NEAR = 64.0
 def may_be_far(x: Tensor, softness: Softness) -> bool:
     """Whether numbers over a softness may lose digits that their differences have: False only if they are seen near 0."""
     x = x.detach()
-    if softness.__class__ is not float or not can_look(x) or not x.numel():
+    if softness.__class__ is not float or not can_look(x) or not x.numel() or rows_are_split():
         return True
     low, high = torch.aminmax(x)
     near = _NEAR * softness

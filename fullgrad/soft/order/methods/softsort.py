@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._core.batching import numel_with_batches
 from fullgrad._core.opmath import wide
-from fullgrad._dispatch import surely
+from fullgrad._dispatch import row_largest, surely
 from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window
@@ -32,7 +32,7 @@ class SoftSort(Method):
         return _distance_weights(a, rows.z, rows)
 
     def largest_weights(self, rows: Rows) -> Tensor:
-        return project((rows.z - rows.z.detach().amax(-1, keepdim=True)) / rows.softness, rows.mode)
+        return project((rows.z - row_largest(rows.z)) / rows.softness, rows.mode)
 
     def values(self, rows: Rows) -> Tensor:
         a, order = torch.sort(rows.z, dim=-1)

@@ -9,7 +9,7 @@ from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
-from fullgrad._dispatch import row_totals, surely
+from fullgrad._dispatch import of_parts, row_largest, row_sum, row_totals, rows_are_split, surely
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft.order._numbers import POWERS, RowFunction, power
@@ -76,9 +76,12 @@ def less_largest(x: Tensor, dim: int) -> Tensor:
 
 def project(v: Tensor, mode: str) -> Tensor:
     """The projection of rows, with softness 1."""
-    if mode == "smooth":
+    if mode != "smooth":
+        return power(of_parts(Excess).apply(v, POWERS[mode]), POWERS[mode])
+    if not rows_are_split():
         return torch.softmax(v, -1)
-    return power(Excess.apply(v, POWERS[mode]), POWERS[mode])
+    e = torch.exp(v - row_largest(v))
+    return e / row_sum(e)
 
 
 class Excess(RowFunction):

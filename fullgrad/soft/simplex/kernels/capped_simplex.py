@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import replaceable
-from fullgrad._dispatch import opaque
+from fullgrad._dispatch import finite_extremes, opaque, row_length, rows_are_split
 from fullgrad.soft import _curves as curves
+from fullgrad.soft.order.kernels.on_parts import Step, evenly, solve_on_parts
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS
 
 # After this many passes, every other one halves the bracket.
@@ -24,23 +25,24 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
     """The value of `Centered`: Newton's method in a bracket, started between the k-th and the next element. A row is done when
     its sum is right up to rounding.
     """
-    n = v.shape[-1]
+    n = row_length(v)
     v = v.expand(torch.broadcast_shapes(v.shape, (*k.shape[:-1], 1)))
     if n == 0:
         return v.clone()
+    if rows_are_split():
+        return _centered_on_parts(v, k, n, mode)
     theta, top = _between(v, k)
     k = k.expand(theta.shape)
     low = high = theta  # the bracket, which the first step sets
     eps = torch.finfo(v.dtype).eps
     enough = 4 * eps * k.clamp(min=1)
-    straight = mode in ("smooth", "laplace")  # Newton on the log-odds of the mean
-    base = torch.log(k / (n - k)) if straight else None
+    step_of = _step(k, n, mode)
     total = theta
     for i in range(MOST_STEPS):
         total, slope = _sums(v - theta, mode)
         error = total - k
         wrong = error.abs() > enough  # False for NaN
-        step = error / slope if base is None else (torch.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
+        step = step_of(total, slope)
         if i:
             low, high = torch.where(error > 0, theta, low), torch.where(error < 0, theta, high)
         else:
@@ -55,12 +57,35 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
         theta = torch.where(wrong & ~stuck, following, theta)
         if not bool((wrong & ~stuck).any()):
             break
-    z = v - theta
-    none, all_of_them, invalid = k <= 0, k >= n, ~((top < torch.inf) & total.isfinite())
+    return _less(v, theta, k, n, ~((top < torch.inf) & total.isfinite()))
+
+
+def _less(v: Tensor, theta: Tensor, k: Tensor, n: int, invalid: Tensor) -> Tensor:
+    """Rows less their thresholds, which are infinite for no element and for all."""
+    z, none, all_of_them = v - theta, k <= 0, k >= n
     if bool((none | all_of_them | invalid).any()):
         z = torch.where(none, -torch.inf, torch.where(all_of_them, torch.inf, z))
         z = torch.where(invalid, torch.nan, z)
     return z
+
+
+def _step(k: Tensor, n: int, mode: str) -> Step:
+    """Newton's step, for curves with tails on the log-odds of the mean."""
+    if mode not in ("smooth", "laplace"):
+        return lambda total, slope: (total - k) / slope
+    base = torch.log(k / (n - k))
+    return lambda total, slope: (torch.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
+
+
+def _centered_on_parts(v: Tensor, k: Tensor, n: int, mode: str) -> Tensor:
+    """`centered` of parts of rows that are near their threshold."""
+    bottom, top = finite_extremes(v)
+    k = k.expand(top.shape)
+    reach = 800.0 if mode in ("smooth", "laplace") else 5.0
+    first = evenly(torch.full_like(top, -8.0), torch.full_like(top, 8.0), 17)
+    enough = 4 * torch.finfo(v.dtype).eps * k.clamp(min=1)
+    theta = solve_on_parts(bottom - reach, top + reach, lambda theta: _sums(v - theta, mode), k, enough, _step(k, n, mode), first)
+    return _less(v, theta, k, n, ~(bottom <= top) | ~theta.isfinite())
 
 
 def _sums(z: Tensor, mode: str) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Thresholds of rows: the equations of sparse softmaxes with one exponent per row, and their solver, on plain numbers."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import replaceable
-from fullgrad._dispatch import opaque, row_largest, row_length, row_sum, row_totals
+from fullgrad._dispatch import opaque, row_largest, row_length, row_sum, row_totals, rows_are_split
+from fullgrad.soft.order.kernels.on_parts import evenly, solve_on_parts
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS, norm_step
 from fullgrad.soft.simplex._powers import power_of_weights
 
@@ -44,20 +46,22 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
 
     def sums(theta: Tensor) -> Sequence[Tensor]:
         p, base = weights(theta)
-        return row_totals(p.sum(-1, keepdim=True), (p / base).sum(-1, keepdim=True))
+        return p.sum(-1, keepdim=True), (p / base).sum(-1, keepdim=True)
 
     # theta - max lies between 0 and its value for equal elements.
     log_n = torch.full_like(a, n).log_()
     high = torch.where(exponential, log_n, -torch.expm1(-b * log_n) / b)
-    theta = solve(torch.zeros_like(top), high, sums, a)
+    # Where weights rise steeply, ranks with parts of rows would need as many exchanges as there are passes.
+    steep = rows_are_split() and bool((a > 1).any())
+    theta = solve(torch.zeros_like(top), high, sums, a, steep)
     p = weights(theta)[0]
     # For a > 1 weights rise steeply at their edge, where the last digits of theta are large ones of a weight. What is missing to
     # the sum 1 goes to the weights by their slopes.
     base, near = b * (shifted - theta) + 1, 8 * torch.finfo(x.dtype).eps
     slope = torch.where(base > -near, base.clamp(min=near).pow(1 / b - 1), 0)
-    share = slope / row_sum(slope)
-    for _ in range(2):
-        p = torch.where(a > 1, (p + share * (1 - row_sum(p))).clamp(min=0), p)
+    for _ in range(1 if steep else 2):
+        of_slope, total = row_totals(slope.sum(-1, keepdim=True), p.sum(-1, keepdim=True))
+        p = torch.where(a > 1, (p + slope / of_slope * (1 - total)).clamp(min=0), p)
     return torch.where(top.isfinite(), p, torch.nan)
 
 
@@ -105,7 +109,7 @@ def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
     def sums(theta: Tensor) -> Sequence[Tensor]:
         t = (shifted - theta).clamp(min=0)
         m = 1 / a + 1
-        return row_totals(power_of_weights(t, m).sum(-1, keepdim=True), m * power_of_weights(t, 1 / a).sum(-1, keepdim=True))
+        return power_of_weights(t, m).sum(-1, keepdim=True), m * power_of_weights(t, 1 / a).sum(-1, keepdim=True)
 
     low = torch.full_like(top, -1.0)
     high = -torch.exp(-a / (1 + a) * torch.log(torch.full_like(a, n)))
@@ -114,16 +118,24 @@ def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
     return torch.where(top.isfinite(), q / row_sum(q), torch.nan)
 
 
-def solve(low: Tensor, high: Tensor, sums: Callable[[Tensor], Sequence[Tensor]], exponent: Tensor) -> Tensor:
+def solve(
+    low: Tensor, high: Tensor, sums: Callable[[Tensor], Sequence[Tensor]], exponent: Tensor, steep_on_parts: bool = False
+) -> Tensor:
     """The thresholds at which a sum of powers is 1: Newton's method on its norm, in a bracket.
 
-    ``sums`` returns the sum and minus its slope. A row is done when its step is below two units of the last place. Where the
-    norm is not convex a step may leave the bracket, or shrink it too slowly: then the bracket is halved.
+    ``sums`` returns the sum over this rank's part of a row, and minus its slope. A row is done when its step is below two units
+    of the last place. Where the norm is not convex a step may leave the bracket, or shrink it too slowly: then the bracket is
+    halved.
     """
+    if steep_on_parts:
+        one = torch.ones_like(low)
+        enough = 8 * torch.finfo(low.dtype).eps * one
+        step = functools.partial(norm_step, exponent=exponent)
+        return solve_on_parts(low, high, sums, one, enough, step, evenly(low, high, 16))
     theta, eps = low, 2 * torch.finfo(low.dtype).eps
     done = torch.zeros_like(low, dtype=torch.bool)
     for i in range(MOST_STEPS):
-        total, slope = sums(theta)
+        total, slope = row_totals(*sums(theta))
         above = total > 1
         before = high - low
         low, high = torch.where(above, theta, low), torch.where(above, high, torch.minimum(theta, high))

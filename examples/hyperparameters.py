@@ -197,7 +197,7 @@ def optimum(program: Program) -> Tensor:
 
 # %%
 # The Jacobian by all numbers of a program has a closed form, with blocks of the inverse of the matrix of the equation:
-# :math:`dx = -P\,(dQ\,x + dq + dG^T \lambda) + K\,(db - dG\,x)`.
+# :math:`dx = -P\,(dQ\,x + dq + dG^T \lambda)` :math:`{} + K\,(db - dG\,x)`.
 
 torch.manual_seed(0)
 root = torch.randn(SEEDS, 4, 4)

@@ -20,6 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import fullgrad
 from fullgrad.cli._arguments import commands, parser
+from fullgrad.nn._function_module import FunctionModule
 from fullgrad.testing import CHECKS, GROUPS, UPSTREAM_ISSUES
 
 LOGGER = logging.getLogger(__name__)
@@ -42,8 +43,9 @@ class FamilyDirective(SphinxDirective):
         if not paths:
             LOGGER.warning("no public name lives in %s", self.arguments[0], location=self.get_location())
         text, operators = [], [path for path in paths if names.is_operator(path)]
+        modules = [path for path in paths if _is_of_function(names.PUBLIC[path])]
         for path in paths:
-            if names.is_alias(path) or path in operators:
+            if names.is_alias(path) or path in (*operators, *modules):
                 continue
             kind = "autoclass" if inspect.isclass(names.PUBLIC[path]) else "autofunction"
             text += [f".. {kind}:: {path}", *["   :members:"] * (kind == "autoclass"), ""]
@@ -51,6 +53,8 @@ class FamilyDirective(SphinxDirective):
                 module, _, name = alias.rpartition(".")
                 text += [f".. py:data:: {name}", f"   :module: {module}", f"   :value: {path}", ""]
                 text += [f"   Another name of :func:`{path}`.", ""]
+        if modules:
+            text += _table([_module(path) for path in modules], (), ("class and arguments", "function"), "modules")
         if operators:
             text += [".. rubric:: Operator classes", ""]
             text += ["The functions call these classes, which take the same arguments, unchecked.", ""]
@@ -154,6 +158,21 @@ def _table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...], header: tup
     for row in (header, *rows) if header else rows:
         lines += ["", f"   * - {row[0]}", *[f"     - {cell}" for cell in row[1:]]]
     return [*lines, ""]
+
+
+def _is_of_function(found: Any) -> bool:
+    """Whether it is a module that is made of a function, which describes the arguments."""
+    return inspect.isclass(found) and issubclass(found, FunctionModule) and found is not FunctionModule
+
+
+def _module(path: str) -> tuple[str, str]:
+    """The row of a module that is made of a function: its arguments but for ``learnable``, which all have, and the function."""
+    found = names.PUBLIC[path]
+    arguments, (module, _, name) = [n for n in inspect.signature(found).parameters if n != "learnable"], path.rpartition(".")
+    entry = [f".. py:class:: {name}", f"          :module: {module}", "          :no-typesetting:", ""]
+    entry.append(f"       ``{name}``: {', '.join(arguments)}")
+    function = re.search(r":func:`([\w.]+)`", inspect.getdoc(found) or "")
+    return "\n".join(entry), f":func:`~{function[1]}`" if function else ""
 
 
 def _summary(path: str) -> str:

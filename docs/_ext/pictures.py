@@ -111,8 +111,7 @@ def draw(path: str, label: str = "") -> None:
     # An even number of points, none of which is 0 or a half, where many operators have an edge.
     x = torch.linspace(*(0, 1) if truth else (-2.5, 2.5), 1000, dtype=torch.float64)
     make: dict[str, Callable[..., Any]] = {"elements": curves, "one": _one_varies, "cotangent": _gradient_varies}
-    figure, panels = pyplot.subplots(1, 3, figsize=(7.6, 2.1))
-    figure.subplots_adjust(left=0.05, right=0.99, bottom=0.11, top=0.88, wspace=0.22)
+    _, panels = pyplot.subplots(1, 3, figsize=(7.6, 2.1), layout="constrained")  # which leaves room for every label
     colors = itertools.cycle([color for color in COLORS.values() for _ in panels])
     for mode, case in picture.cases.items():
         for axes, curve in zip(panels, make[picture.kind](case, x), strict=True):

@@ -30,8 +30,8 @@ def greater(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode =
     .. math::
         c = S(x - y - \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: those of
+    ``x``, ``y`` and the softness that are tensors.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -65,8 +65,8 @@ def greater_equal(
     .. math::
         c = S(x - y + \epsilon), \qquad D_x = S', \qquad D_y = -S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: those of
+    ``x``, ``y`` and the softness that are tensors.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -98,8 +98,8 @@ def less(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMode = "s
     .. math::
         c = S(y - x - \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: those of
+    ``x``, ``y`` and the softness that are tensors.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).
@@ -131,8 +131,8 @@ def less_equal(x: Tensor, y: Operand, softness: Softness = 0.1, mode: AnyStepMod
     .. math::
         c = S(y - x + \epsilon), \qquad D_x = -S', \qquad D_y = S'
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: in smooth mode the
-    value, else ``x`` and ``y``; both where the softness is a tensor, and in half precision.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: 0 or 1, with the derivative 0. Saved: those of
+    ``x``, ``y`` and the softness that are tensors.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -26,8 +26,7 @@ def sigmoidal(x: Tensor, softness: Softness = 0.1, mode: StepMode = "smooth") ->
     in smooth mode; in the others, with :math:`t = \operatorname{clamp}((x + 5s) / 10s, 0, 1)`, ``c0``: :math:`t`; ``c1``:
     :math:`3t^2 - 2t^3`; ``c2``: :math:`10t^3 - 15t^4 + 6t^5`; and ``laplace``, :math:`\frac12 e^{x/s}` below 0 and
     :math:`1 - \frac12 e^{-x/s}` above. Derivatives of every order are the true ones, and
-    :math:`S(-x) = 1 - S(x)`. Saved: in smooth mode the value, else ``x``; ``x`` where the softness is a tensor, and in half
-    precision.
+    :math:`S(-x) = 1 - S(x)`. Saved: ``x``, and the softness if it is a tensor.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

@@ -16,8 +16,8 @@ def sign(x: Tensor, softness: Softness = 0.1, mode: Mode = "smooth") -> Tensor:
     .. math::
         y = 2 S(x) - 1, \qquad D_x = 2 S'(x), \qquad D_s = -\frac{2x}{s} S'(x)
 
-    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.sign`. Saved: in smooth mode the value, else ``x``;
-    ``x`` where the softness is a tensor, and in half precision.
+    with :math:`S` of :func:`sigmoidal`; ``"hard"``: :func:`torch.sign`. Saved: ``x``, and the
+    softness if it is a tensor.
 
     Args:
         x: Any shape; floating, or integer (which gives the default dtype).

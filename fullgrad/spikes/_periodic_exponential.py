@@ -23,12 +23,16 @@ def periodic_exponential(
         \quad k = \max(1, \operatorname{round}(v / t))
 
     With :math:`A = t / w` the other partial derivatives are, below the threshold, :math:`D_t = -s e^m`,
-    :math:`D_w = s (e^m - 1 - m e^m)` and :math:`D_s = w (e^m - 1)`; else :math:`D_t = s ((k - 1) e^{-A} - k e^{-q})`,
-    :math:`D_w = s ((k - 1) (1 - e^{-A} (1 + A)) + \tfrac12 \operatorname{sign}(r) (1 - e^{-q} (1 + q)))` and
-    :math:`D_s = (k - 1) w (1 - e^{-A}) + \tfrac12 \operatorname{sign}(r) w (1 - e^{-q})`. As in sinabs, the slope falls twice as
-    fast above the threshold as below. The slope is NaN at plus infinity, which has no phase. Half precision is computed in
-    float32 and rounded once; a number as threshold is first rounded to the dtype of ``v``. Saved: the tensors among the
-    arguments.
+    :math:`D_w = s (e^m - 1 - m e^m)` and :math:`D_s = w (e^m - 1)`; else
+
+    .. math::
+        D_t &= s \bigl((k - 1) e^{-A} - k e^{-q}\bigr), \\
+        D_w &= s \bigl((k - 1) (1 - e^{-A} (1 + A)) + \tfrac12 \operatorname{sign}(r) (1 - e^{-q} (1 + q))\bigr), \\
+        D_s &= (k - 1) w (1 - e^{-A}) + \tfrac12 \operatorname{sign}(r) w (1 - e^{-q})
+
+    As in sinabs, the slope falls twice as fast above the threshold as below. The slope is NaN at plus infinity, which has no
+    phase. Half precision is computed in float32 and rounded once; a number as threshold is first rounded to the dtype of ``v``.
+    Saved: the tensors among the arguments.
 
     Args:
         v: The membrane potential, any shape; floating, or integer (which gives the default dtype).

@@ -58,6 +58,8 @@ SAME = {
         name: (ours, partial_norms(torch.linalg.vector_norm)[name], normal(64, 5))
         for name, ours in partial_norms(safe.norm).items()
     },
+    "xlogy": (safe.xlogy, torch.xlogy, normal(64, 5), POSITIVE),
+    "xlogy with a number": (lambda x: safe.xlogy(x, 0.3), lambda x: torch.xlogy(x, 0.3), normal(64, 5)),
     "norm of all": (safe.norm, torch.linalg.vector_norm, normal(64, 5)),
     "norm of two": (
         lambda x: safe.norm(x, 2, (0, 2), True),
@@ -102,11 +104,11 @@ def test_half_precision_rounds_the_derivative_once(name):
 EXTREME = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 1e-310, -1e-310, 1e300, INF, -INF, NAN]
 
 
-@pytest.mark.parametrize("name", ["sqrt", "log", "log1p", "acos", "asin", "div", "atan2", "pow"])
+@pytest.mark.parametrize("name", ["sqrt", "log", "log1p", "acos", "asin", "div", "atan2", "pow", "xlogy"])
 def test_values_of_extreme_arguments_are_torchs(name):
     """Zeros of either sign, subnormal and huge numbers, infinity and NaN."""
     x, y = torch.meshgrid(tensor(*EXTREME), tensor(*EXTREME), indexing="ij")
-    args = (x, y) if name in ("div", "atan2", "pow") else (x,)
+    args = (x, y) if name in ("div", "atan2", "pow", "xlogy") else (x,)
     same(getattr(safe, name)(*args), getattr(torch, name)(*args))
     for p in ORDERS:
         same(safe.norm(torch.stack([x, y], -1), p, -1), torch.linalg.vector_norm(torch.stack([x, y], -1), p, -1))
@@ -126,6 +128,9 @@ SINGULAR = {
     "asin of -1": (safe.asin, (-1.0,), (0,)),
     "atan2": (safe.atan2, (0.0, 0.0), (0, 0)),
     "atan2 of -0": (safe.atan2, (0.0, -0.0), (0, 0)),
+    "xlogy": (safe.xlogy, (2.0, 0.0), (0, 0)),
+    "xlogy of zeros": (safe.xlogy, (0.0, 0.0), (0, 0)),
+    "xlogy at 0": (safe.xlogy, (0.0, 1.0), (0, 0)),
     "pow 0.5": (safe.pow, (0.0, 0.5), (0, 0)),
     "pow 0": (safe.pow, (0.0, 0.0), (0, 0)),
     "pow 1": (safe.pow, (0.0, 1.0), (1, 0)),
@@ -257,6 +262,7 @@ def test_outside_of_the_domain_value_and_derivative_are_nan():
     ):
         x = tensor(x)[0]
         assert [function(x).isnan(), grad(function)(x).isnan(), grad(grad(function))(x).isnan()] == [True] * 3
+    assert all(g.isnan() for g in grad(safe.xlogy, (0, 1))(tensor(2.0)[0], tensor(-0.5)[0]))
     assert all(g.isnan() for g in grad(safe.pow, (0, 1))(tensor(-2.0)[0], tensor(0.5)[0]))
 
 
@@ -279,7 +285,7 @@ def test_mixed_arguments():
     """Integers, 0-dimensional tensors and other dtypes have torch's value and a gradient of their own dtype."""
     x, n = normal(3).float().abs().requires_grad_(), torch.tensor([1, 2, 3])
     e = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
-    for name in ("pow", "div", "atan2"):
+    for name in ("pow", "div", "atan2", "xlogy"):
         ours, theirs = getattr(safe, name), getattr(torch, name)
         for args in ((x, n), (n, x), (x, e), (n, e)):
             y, expected = ours(*args), theirs(*args)

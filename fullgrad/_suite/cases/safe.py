@@ -30,6 +30,34 @@ def _norm(x, ord=2, dim=None):
     return x.abs().amax(dim) if ord == math.inf else x.abs().pow(ord).sum(dim).pow(1 / ord)
 
 
+def _matrix(x):
+    """Numbers as rows of one number."""
+    return x if x.ndim > 1 else x.unsqueeze(-1)
+
+
+def _cdist(x, y, ord=2):
+    return safe.cdist(_matrix(x), _matrix(y), ord)
+
+
+def _distances(x, y, ord=2):
+    return _norm(_matrix(x).unsqueeze(-2) - _matrix(y).unsqueeze(-3), ord, -1)
+
+
+def _torch_distances(x, y, ord=2):
+    """torch has none in half precision on a CPU, and none that keeps all digits otherwise."""
+    wide = [_matrix(v.float() if v.dtype in (torch.float16, torch.bfloat16) else v) for v in (x, y)]
+    return torch.cdist(*wide, ord, "donot_use_mm_for_euclid_dist").to(x.dtype)
+
+
+def _unit(x, ord=2):
+    return x / _norm(x, ord, -1).unsqueeze(-1)
+
+
+def _torch_unit(x, ord=2):
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return torch.nn.functional.normalize(wide, ord, -1).to(x.dtype)
+
+
 def _chosen(x, y):
     return safe.where(x > 0, lambda x, y: torch.log(x) * y, lambda x, y: x * torch.exp(y), x, y)
 
@@ -47,6 +75,8 @@ CASES = [
     _case("div by a number", safe.div, (X, 0.3), torch.div, long=True),
     _case("pow", safe.pow, (POSITIVE, Y), torch.pow),
     _case("pow with a number", safe.pow, (POSITIVE, 1.7), torch.pow, long=True),
+    _case("xlogy", safe.xlogy, (X, POSITIVE), lambda x, y: x * torch.log(y), torch.xlogy),
+    _case("xlogy with a number", safe.xlogy, (X, 1.7), lambda x, y: x * math.log(y), torch.xlogy, long=True),
     _case("acos", safe.acos, (INSIDE,), torch.acos),
     _case("asin", safe.asin, (INSIDE,), torch.asin),
     _case("atan2", safe.atan2, (Y, X), torch.atan2),
@@ -63,6 +93,20 @@ CASES = [
         torch.linalg.vector_norm,
         of="rows",
         elementwise=False,
+        long=True,
+    ),
+    _case("cdist", _cdist, (X, Y), _distances, _torch_distances, of="matrices", elementwise=False),
+    _case("cdist of order 3", _cdist, (X, Y, 3), _distances, _torch_distances, of="matrices", elementwise=False, long=True),
+    _case("normalize", safe.normalize, (X,), _unit, _torch_unit, of="rows", elementwise=False, max_saved_bytes=None),
+    _case(
+        "normalize of order 3",
+        safe.normalize,
+        (X, 3),
+        _unit,
+        _torch_unit,
+        of="rows",
+        elementwise=False,
+        max_saved_bytes=None,
         long=True,
     ),
     Case(

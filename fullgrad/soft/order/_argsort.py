@@ -27,7 +27,7 @@ def argsort(
 
     * ``softsort``: :math:`P_i = \Pi(-|z_{(i)} - z|)`, with :math:`z_{(i)}` the i-th element in order.
 
-    * ``neuralsort``: :math:`P_i = \Pi((2i - n - 1)\, z - A),\ A_j = \sum_k A(z_j - z_k)`, with the soft absolute value
+    * ``neuralsort``: :math:`P_i = \Pi((2i - n - 1)\, z - A)`, :math:`A_j = \sum_k A(z_j - z_k)`, with the soft absolute value
       :func:`abs`.
 
     * ``ot``: n times the plan of :func:`proj_transport_polytope` that moves z to n equally spaced points of [0, 1], at the cost

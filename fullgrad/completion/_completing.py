@@ -20,7 +20,9 @@ from fullgrad._dispatch import (
     forget_kernels,
     forward_mode_is_on,
     has_tangent,
+    higher_order_kernels,
     innermost,
+    intercept_functions,
     intercept_operators,
     is_forward_mode,
     is_tracing,
@@ -38,6 +40,8 @@ from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import (
     BACKWARDS,
     COMPLETED,
+    FUNCTIONS,
+    HIGHER_ORDER,
     NAN_THIRD,
     NO_BATCH,
     NO_DERIVATIVE,
@@ -208,11 +212,18 @@ def _change() -> None:
                 _state.graph_cache = set_graph_cache(False)
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
             intercept_operators("completing", _state.is_inside)
+            intercept_functions(FUNCTIONS, _state.is_inside)
+            _switch_of_higher_order()(_state.is_inside)
         finally:
             _state.is_changing = False
     if (_state.of_users > 0) is not _state.compiled_inside:
         _state.compiled_inside = not _state.compiled_inside
         compile_again()
+
+
+@functools.cache
+def _switch_of_higher_order() -> Callable[[bool], None]:
+    return higher_order_kernels(HIGHER_ORDER)
 
 
 def _is_outside() -> bool:

@@ -27,6 +27,7 @@ from fullgrad._dispatch.interception import (
     intercept_checkpoints,
     intercept_functions,
     intercept_operators,
+    may_be_differentiated,
     operator_value,
     torch_function,
 )

@@ -251,15 +251,22 @@ _function_codes: list[Any] = []
 _functions: dict[str, Any] = {}
 
 
+def may_be_differentiated() -> bool:
+    """Whether a transform is active, or a derivative may be taken of what is computed now, and no tracer keeps torch's operators."""
+    return transforms_active() or forward_mode_is_on() or (torch.is_grad_enabled() and not dispatch_modes())
+
+
 def torch_function(name: str) -> Any:
     """torch's own function, while another one is called in its place."""
     return _functions[name]
 
 
 def _instead(*args: Any, **kwargs: Any) -> Any:
-    if torch.compiler.is_dynamo_compiling():
-        return _fullgrad.own(*args, **kwargs)  # pyright: ignore # noqa: F821
-    return _fullgrad.call(*args, **kwargs)  # pyright: ignore # noqa: F821
+    if not torch.compiler.is_dynamo_compiling():
+        return _fullgrad.call(*args, **kwargs)  # pyright: ignore # noqa: F821
+    if _fullgrad.active():  # pyright: ignore # noqa: F821
+        return _fullgrad.other(*args, **kwargs)  # pyright: ignore # noqa: F821
+    return _fullgrad.own(*args, **kwargs)  # pyright: ignore # noqa: F821
 
 
 def intercept_functions(others: dict[str, Callable[..., Any]], on: bool) -> None:
@@ -278,14 +285,11 @@ def intercept_functions(others: dict[str, Callable[..., Any]], on: bool) -> None
 
 
 def _names_of(name: str, function: Any, other: Callable[..., Any]) -> Any:
-    """What the replaced code of a function calls: torch's own in compiled code, else the other, if it is to be."""
+    """What the replaced code of a function calls. Compiled code without a transform keeps torch's operators."""
     own = _functions[name] = _copy(function)
     own.__defaults__, own.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        is_plain = not (transforms_active() or forward_mode_is_on())
-        if is_plain and (not torch.is_grad_enabled() or dispatch_modes()):
-            return own(*args, **kwargs)
-        return other(*args, **kwargs)
+        return (other if may_be_differentiated() else own)(*args, **kwargs)
 
-    return types.SimpleNamespace(own=own, call=call)
+    return types.SimpleNamespace(own=own, other=other, call=call, active=transforms_active)

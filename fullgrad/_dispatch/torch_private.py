@@ -1047,20 +1047,38 @@ def flex_attention_by(function: Any, operator: Callable[..., Any]) -> Callable[.
     return copy
 
 
-def higher_order_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Callable[[bool], None]:
-    """A switch that gives torch's higher-order operators, by name, rules under transforms, or takes them away again."""
+def higher_order_kernels(
+    kernels: Mapping[str, Callable[..., Any]], is_differentiated: Callable[[], bool]
+) -> Callable[[bool], None]:
+    """A switch that gives torch's higher-order operators, by name, other code under transforms and, where ``is_differentiated``
+    says so, for autograd, whose tangents torch loses; or takes it away again.
+    """
     kinds = [TransformType.Grad, TransformType.Jvp, TransformType.Vmap]
-    ops = {name: getattr(torch.ops.higher_order, name, None) for name in kernels}
-    tables = {name: op.functorch_table for name, op in ops.items() if hasattr(op, "functorch_table")}
-    before = {name: dict(table) for name, table in tables.items()}
+    autograd = torch._C.DispatchKey.Autograd
+    found: list[tuple[Any, Any, dict[Any, Any], dict[Any, Any]]] = []
 
-    def rule(name: str) -> Callable[..., Any]:
-        return lambda interpreter, *args, **kwargs: kernels[name](*args, **kwargs)
+    def rules(kernel: Callable[..., Any], own: Callable[..., Any]) -> tuple[Any, Any]:
+        def under_transform(interpreter: Any, *args: Any, **kwargs: Any) -> Any:
+            return kernel(*args, **kwargs)
+
+        def of_autograd(*args: Any, **kwargs: Any) -> Any:
+            return (kernel if is_differentiated() else own)(*args, **kwargs)
+
+        return dict.fromkeys(kinds, under_transform), {autograd: of_autograd}
+
+    for name, kernel in kernels.items():
+        op = getattr(torch.ops.higher_order, name, None)
+        tables = getattr(op, "functorch_table", None), getattr(op, "py_kernels", None)
+        if None not in tables and autograd in tables[1]:
+            of_now = rules(kernel, tables[1][autograd])
+            for table, new in zip(tables, of_now, strict=True):
+                found.append((op, table, new, {kind: table[kind] for kind in new if kind in table}))
 
     def switch(on: bool) -> None:
-        for name, table in tables.items():
-            for kind in kinds:
+        for op, table, new, before in found:
+            for kind in new:
                 table.pop(kind, None)
-            table.update(dict.fromkeys(kinds, rule(name)) if on else before[name])
+            table.update(new if on else before)
+            op._dispatch_cache.clear()
 
     return switch

@@ -27,6 +27,7 @@ from fullgrad._dispatch import (
     is_forward_mode,
     is_tracing,
     make_dual,
+    may_be_differentiated,
     set_forward_mode,
     set_graph_cache,
     single_level,
@@ -223,7 +224,7 @@ def _change() -> None:
 
 @functools.cache
 def _switch_of_higher_order() -> Callable[[bool], None]:
-    return higher_order_kernels(HIGHER_ORDER)
+    return higher_order_kernels(HIGHER_ORDER, may_be_differentiated)
 
 
 def _is_outside() -> bool:

@@ -20,10 +20,10 @@ def _chosen(name: str, condition: Any) -> bool | Tensor:
         return bool(condition)
     if condition.numel() != 1:
         raise RuntimeError(f"{name}: the condition must be a bool or a tensor with one element, got shape {tuple(condition.shape)}.")
-    own = innermost(condition)
-    if not has_data(own) or not can_read_numbers(own):
+    own = condition if torch.compiler.is_dynamo_compiling() else innermost(condition)
+    if torch.compiler.is_dynamo_compiling() or not has_data(own) or not can_read_numbers(own):
         raise NotImplementedError(
-            f"{name} has no derivative in compiled or traced code, where its condition is not known. Call the transform outside of "
+            f"{name} has no derivative or batch in compiled code, where its condition is not known. Call the transform outside of "
             "compiled code, or use torch.where."
         )
     if own.numel() == 1:
@@ -154,7 +154,10 @@ def _enter() -> None:
         state, results = scan(step, list(init), list(xs))
         return (*state, *results)
 
-    HIGHER_ORDER.update(cond=of_cond, while_loop=of_loop, map_impl=of_map, scan=of_scan)
+    def of_associative(combine: Any, xs: Any, more: Any = ()) -> Any:
+        return associative_scan(lambda one, other: combine(*one, *other, *more), list(xs), 0)
+
+    HIGHER_ORDER.update(associative_scan=of_associative, cond=of_cond, while_loop=of_loop, map_impl=of_map, scan=of_scan)
 
 
 _enter()

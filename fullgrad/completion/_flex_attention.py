@@ -105,6 +105,8 @@ def _function() -> Callable[..., Any]:
 @replaces_function("flex_attention")
 def flex_attention(*args: Any, **kwargs: Any) -> Any:
     """torch's function, which checks the arguments, with plain operations in place of its operator."""
+    if torch.compiler.is_dynamo_compiling():
+        return torch_function("flex_attention")(*args, **kwargs)  # whose operator has its rules under transforms
     return _function()(*args, **kwargs)
 
 

@@ -290,6 +290,7 @@ def _names_of(name: str, function: Any, other: Callable[..., Any]) -> Any:
     own.__defaults__, own.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (other if may_be_differentiated() else own)(*args, **kwargs)
+        # A compiled function that is called under a transform would have the code of the other compiled.
+        return torch_private.outside_dynamo(other)(*args, **kwargs) if may_be_differentiated() else own(*args, **kwargs)
 
     return types.SimpleNamespace(own=own, other=other, call=call, active=transforms_active)

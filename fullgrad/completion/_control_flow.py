@@ -19,7 +19,9 @@ def _chosen(name: str, condition: Any) -> bool | Tensor:
     if not isinstance(condition, Tensor):
         return bool(condition)
     if condition.numel() != 1:
-        raise RuntimeError(f"{name}: the condition must be a bool or a tensor with one element, got shape {tuple(condition.shape)}.")
+        raise RuntimeError(
+            f"{name}: the condition must be a bool or a tensor with one element, got shape {tuple(condition.shape)}."
+        )
     own = condition if torch.compiler.is_dynamo_compiling() else innermost(condition)
     if torch.compiler.is_dynamo_compiling() or not has_data(own) or not can_read_numbers(own):
         raise NotImplementedError(

@@ -15,6 +15,9 @@ from fullgrad.completion._attention import query_block
 from fullgrad.completion._registry import HIGHER_ORDER, replaces_function
 from fullgrad.functions import checkpoint
 
+# At most so many blocks, each of which costs a call of the functions of users.
+_BLOCKS = 32
+
 
 class _Indexing(TorchFunctionMode):
     """A lookup in a table by indices that are tensors of one element, which Python would read, as an operation of torch."""
@@ -38,9 +41,15 @@ def _for_all(function: Callable[..., Any], places: Sequence[Tensor], *scores: Te
 
 
 def _rows(
-    score_mod: Callable[..., Any], mask_mod: Callable[..., Any], scale: float, first: int, query: Tensor, key: Tensor, value: Tensor
+    score_mod: Callable[..., Any],
+    mask_mod: Callable[..., Any],
+    scale: float,
+    first: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The results for some queries, the first of which is the one at a place: sums of exponentials and maxima are of powers of 2."""
+    """The results for some queries from the one at ``first`` on; logarithms are to the base 2."""
     precision = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = query.to(precision) @ key.to(precision).mT * scale
     places = [torch.arange(n, device=query.device) for n in scores.shape]
@@ -79,17 +88,15 @@ def _attention(
         with torch.autocast(device, enabled=False):
             return _attention(query, key, value, score_mod, block_mask, scale, kernel_options, of_scores, of_masks)
     groups = query.shape[1] // key.shape[1]
-    own_key, own_value = [
-        x.repeat_interleave(groups, 1).expand(query.shape[0], *[-1] * 3).to(x.dtype) for x in (key, value)
-    ]
+    own_key, own_value = [x.repeat_interleave(groups, 1).expand(query.shape[0], *[-1] * 3).to(x.dtype) for x in (key, value)]
     own_value = own_value.to(query.dtype)
     own_score = (lambda *given: score_mod(*given, *of_scores)) if of_scores else score_mod
     own_mask = (lambda *given: block_mask[-1](*given, *of_masks)) if of_masks else block_mask[-1]
     n, size = query.shape[2], query_block(query)
-    if size is None or n <= size:
+    if size is None:
         found = _rows(own_score, own_mask, scale, 0, query, own_key, own_value)
     else:
-        parts = []
+        parts, size = [], max(size, -(-n // _BLOCKS))
         for first in range(0, n, size):
             of_block = functools.partial(_rows, own_score, own_mask, scale, first)
             parts.append(checkpoint(of_block, query[:, :, first : first + size], own_key, own_value))

@@ -252,7 +252,7 @@ _functions: dict[str, Any] = {}
 
 
 def may_be_differentiated() -> bool:
-    """Whether a transform is active, or a derivative may be taken of what is computed now, and no tracer keeps torch's operators."""
+    """Whether a transform is active, or a derivative may be taken of what is computed now and no tracer keeps operators."""
     return transforms_active() or forward_mode_is_on() or (torch.is_grad_enabled() and not dispatch_modes())
 
 
@@ -270,9 +270,7 @@ def _instead(*args: Any, **kwargs: Any) -> Any:
 
 
 def intercept_functions(others: dict[str, Callable[..., Any]], on: bool) -> None:
-    """Start or stop calling others in place of torch's functions in Python, by name, where a derivative may be taken or a transform
-    is active.
-    """
+    """Start or stop calling others in place of torch's functions in Python, by name, where a derivative may be taken."""
     if on and not _function_codes:
         for name, function in torch_private.python_functions().items():
             if name in others:

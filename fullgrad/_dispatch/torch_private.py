@@ -1007,8 +1007,8 @@ _FLOW = "control flow and flex_attention are as in torch inside completing"
 
 
 def python_functions() -> dict[str, Any]:
-    """torch's functions in Python that call a compiler, which takes no tensors of transforms: packages keep them in variables, where
-    no attribute can be replaced, but their code can.
+    """torch's functions in Python that call a compiler, which takes no tensors of transforms. Packages keep them in variables,
+    where no attribute can be replaced, but their code can.
     """
     names = ("cond", "while_loop", "map", "scan", "associative_scan")
     found = {name: _optional(f"_higher_order_ops.{name}", None, _FLOW) for name in names}

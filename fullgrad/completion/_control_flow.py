@@ -1,7 +1,7 @@
 """torch's control flow as plain Python, whose operations have every derivative.
 
-torch runs these functions by a compiler, which takes no tensors of transforms; the derivatives of its backwards are missing or, for
-`scan` and `while_loop`, wrong without an error.
+torch runs these functions by a compiler, which takes no tensors of transforms. The derivatives of its backwards are missing or,
+for `scan` and `while_loop`, wrong without an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ def _chosen(name: str, condition: Any) -> bool | Tensor:
     own = condition if torch.compiler.is_dynamo_compiling() else innermost(condition)
     if torch.compiler.is_dynamo_compiling() or not has_data(own) or not can_read_numbers(own):
         raise NotImplementedError(
-            f"{name} has no derivative or batch in compiled code, where its condition is not known. Call the transform outside of "
-            "compiled code, or use torch.where."
+            f"{name} has no derivative or batch in compiled code, where its condition is not known. Call the transform outside "
+            "of compiled code, or use torch.where."
         )
     if own.numel() == 1:
         return below_transforms(lambda: bool(own))
@@ -137,16 +137,16 @@ def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, 
 
 
 def _enter() -> None:
-    def of_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+    def of_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any, **options: Any) -> Any:
         return cond(pred, true_fn, false_fn, operands)
 
-    def of_loop(cond_fn: Any, body_fn: Any, carried: Any, more: Any, *options: Any, **named: Any) -> Any:
+    def of_loop(cond_fn: Any, body_fn: Any, carried: Any, more: Any, **options: Any) -> Any:
         return while_loop(lambda *v: cond_fn(*v, *more), lambda *v: body_fn(*v, *more), carried)
 
-    def of_map(f: Any, xs: Any, more: Any) -> Any:
+    def of_map(f: Any, xs: Any, more: Any, **options: Any) -> Any:
         return map(lambda x: f(*x, *more), list(xs))
 
-    def of_scan(combine: Any, init: Any, xs: Any, more: Any = ()) -> Any:
+    def of_scan(combine: Any, init: Any, xs: Any, more: Any = (), **options: Any) -> Any:
         n = len(init)
 
         def step(state: Any, x: Any) -> Any:
@@ -156,7 +156,7 @@ def _enter() -> None:
         state, results = scan(step, list(init), list(xs))
         return (*state, *results)
 
-    def of_associative(combine: Any, xs: Any, more: Any = ()) -> Any:
+    def of_associative(combine: Any, xs: Any, more: Any = (), **options: Any) -> Any:
         return associative_scan(lambda one, other: combine(*one, *other, *more), list(xs), 0)
 
     HIGHER_ORDER.update(associative_scan=of_associative, cond=of_cond, while_loop=of_loop, map_impl=of_map, scan=of_scan)

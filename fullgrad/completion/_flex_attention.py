@@ -1,4 +1,4 @@
-"""`flex_attention`, by plain operations: of blocks of queries where there are many, which are computed again where a derivative is."""
+"""`flex_attention` by plain operations: by blocks of queries where there are many, as the usual attention."""
 
 import functools
 import math

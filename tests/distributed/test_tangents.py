@@ -75,5 +75,5 @@ def compare(rank, world):
 
 @pytest.mark.long
 def test_a_loss_module_of_tangents():
-    """A module that takes the tangent inside trains as one process does, with unused parameters, a static graph and new buckets."""
+    """A module that takes the tangent inside trains as one process does, with unused parameters, a static graph, new buckets."""
     in_processes(compare, 2)

@@ -25,8 +25,11 @@ from fullgrad._dispatch.interception import (
     catcher,
     intercept,
     intercept_checkpoints,
+    intercept_functions,
     intercept_operators,
+    may_be_differentiated,
     operator_value,
+    torch_function,
 )
 from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
@@ -88,9 +91,11 @@ from fullgrad._dispatch.torch_private import (
     defined_operator,
     dirichlet_function,
     first_sample,
+    flex_attention_by,
     forget_kernels,
     get_unwrapped,
     guard_on,
+    higher_order_kernels,
     innermost,
     is_alias_of,
     is_batched,

@@ -20,7 +20,7 @@ import torch.utils.checkpoint
 
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.state import forward_mode_is_on
-from fullgrad._dispatch.torch_private import forward_ad, function_module, transforms_active
+from fullgrad._dispatch.torch_private import dispatch_modes, forward_ad, function_module, transforms_active
 
 
 class Catcher:
@@ -243,3 +243,52 @@ _checkpoint_codes: Any = (
 def intercept_checkpoints(on: bool) -> None:
     """Start or stop catching calls of torch.utils.checkpoint."""
     _checkpoint.__code__ = _checkpoint_codes[on]
+
+
+# --- Functions of torch that call a compiler ------------------------------------------------------------------------------
+
+_function_codes: list[Any] = []
+_functions: dict[str, Any] = {}
+
+
+def may_be_differentiated() -> bool:
+    """Whether a transform is active, or a derivative may be taken of what is computed now and no tracer keeps operators."""
+    return transforms_active() or forward_mode_is_on() or (torch.is_grad_enabled() and not dispatch_modes())
+
+
+def torch_function(name: str) -> Any:
+    """torch's own function, while another one is called in its place."""
+    return _functions[name]
+
+
+def _instead(*args: Any, **kwargs: Any) -> Any:
+    if not torch.compiler.is_dynamo_compiling():
+        return _fullgrad.call(*args, **kwargs)  # pyright: ignore # noqa: F821
+    if _fullgrad.active():  # pyright: ignore # noqa: F821
+        return _fullgrad.other(*args, **kwargs)  # pyright: ignore # noqa: F821
+    return _fullgrad.own(*args, **kwargs)  # pyright: ignore # noqa: F821
+
+
+def intercept_functions(others: dict[str, Callable[..., Any]], on: bool) -> None:
+    """Start or stop calling others in place of torch's functions in Python, by name, where a derivative may be taken."""
+    if on and not _function_codes:
+        for name, function in torch_private.python_functions().items():
+            if name in others:
+                original = function.__code__
+                function.__globals__["_fullgrad"] = _names_of(name, function, others[name])
+                other = _instead.__code__.replace(co_filename=original.co_filename, co_name=name)
+                _function_codes.append((function, original, other))
+    for function, original, other in _function_codes:
+        function.__code__ = other if on else original
+
+
+def _names_of(name: str, function: Any, other: Callable[..., Any]) -> Any:
+    """What the replaced code of a function calls. Compiled code without a transform keeps torch's operators."""
+    own = _functions[name] = _copy(function)
+    own.__defaults__, own.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # A compiled function that is called under a transform would have the code of the other compiled.
+        return torch_private.outside_dynamo(other)(*args, **kwargs) if may_be_differentiated() else own(*args, **kwargs)
+
+    return types.SimpleNamespace(own=own, other=other, call=call, active=transforms_active)

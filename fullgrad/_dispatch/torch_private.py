@@ -15,7 +15,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -1014,3 +1014,84 @@ def set_graph_cache(enabled: bool) -> bool:
     config = torch._functorch.config
     before, config.enable_autograd_cache = config.enable_autograd_cache, enabled
     return before
+
+
+_FLOW = "control flow and flex_attention are as in torch inside completing"
+
+
+def python_functions() -> dict[str, Any]:
+    """torch's functions in Python that call a compiler, which takes no tensors of transforms. Packages keep them in variables,
+    where no attribute can be replaced, but their code can.
+    """
+    names = ("cond", "while_loop", "map", "scan", "associative_scan")
+    found = {name: _optional(f"_higher_order_ops.{name}", None, _FLOW) for name in names}
+    found["flex_attention"] = flex_attention_module().flex_attention
+    return {name: function for name, function in found.items() if isinstance(function, FunctionType)}
+
+
+def flex_attention_module() -> Any:
+    """The module of flexible attention, whose function checks arguments and then calls an operator by a compiler."""
+    import torch.nn.attention.flex_attention
+
+    return torch.nn.attention.flex_attention
+
+
+@contextlib.contextmanager
+def _no_compilation() -> Iterator[str]:
+    yield "eager"
+
+
+def flex_attention_by(function: Any, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function with another operator, which is not compiled, and with gradients on every device."""
+    names = dict(function.__globals__)
+    checked = names["_validate_device"]
+
+    def validate_device(*tensors: Tensor) -> None:
+        checked(*[t.detach() for t in tensors])
+
+    names.update(
+        flex_attention_hop=operator,
+        _validate_device=validate_device,
+        _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG=True,
+        setup_compilation_env=_no_compilation,
+    )
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def higher_order_kernels(
+    kernels: Mapping[str, Callable[..., Any]], is_differentiated: Callable[[], bool]
+) -> Callable[[bool], None]:
+    """A switch that gives torch's higher-order operators, by name, other code under transforms and, where ``is_differentiated``
+    says so, for autograd, whose tangents torch loses; or takes it away again.
+    """
+    kinds = [TransformType.Grad, TransformType.Jvp, TransformType.Vmap]
+    autograd = torch._C.DispatchKey.Autograd
+    found: list[tuple[Any, Any, dict[Any, Any], dict[Any, Any]]] = []
+
+    def rules(kernel: Callable[..., Any], own: Callable[..., Any]) -> tuple[Any, Any]:
+        def under_transform(interpreter: Any, *args: Any, **kwargs: Any) -> Any:
+            return kernel(*args, **kwargs)
+
+        def of_autograd(*args: Any, **kwargs: Any) -> Any:
+            return (kernel if is_differentiated() else own)(*args, **kwargs)
+
+        return dict.fromkeys(kinds, under_transform), {autograd: of_autograd}
+
+    for name, kernel in kernels.items():
+        op = getattr(torch.ops.higher_order, name, None)
+        tables = getattr(op, "functorch_table", None), getattr(op, "py_kernels", None)
+        if None not in tables and autograd in tables[1]:
+            of_now = rules(kernel, tables[1][autograd])
+            for table, new in zip(tables, of_now, strict=True):
+                found.append((op, table, new, {kind: table[kind] for kind in new if kind in table}))
+
+    def switch(on: bool) -> None:
+        for op, table, new, before in found:
+            for kind in new:
+                table.pop(kind, None)
+            table.update(new if on else before)
+            op._dispatch_cache.clear()
+
+    return switch

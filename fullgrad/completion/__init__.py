@@ -3,10 +3,12 @@
 from fullgrad.completion import (  # noqa: F401  each enters its operators
     _attention,
     _batches,
+    _control_flow,
     _convolutions,
     _ctc,
     _distances,
     _embedding_bag,
+    _flex_attention,
     _functions,
     _grid_sample,
     _linalg,

@@ -87,10 +87,10 @@ def _lean(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) 
     """The formula where a user calls it. A compiler decides what is kept, and autocast is torch's to apply."""
     if is_autocast(query.device.type):
         return NotImplemented
-    return _by_blocks(query, key, value, *args, size=_size(query), **kwargs)
+    return _by_blocks(query, key, value, *args, size=query_block(query), **kwargs)
 
 
-def _size(query: Tensor) -> int | None:
+def query_block(query: Tensor) -> int | None:
     """The number of queries in a block, or None where there are few."""
     return max(query.shape[-1] // 2, 16) if query.shape[-2] > _WHOLE and has_data(innermost(query)) else None
 
@@ -125,7 +125,7 @@ def _backward(g: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
         return NotImplemented
 
     def formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return _by_blocks(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=True, size=_size(query))
+        return _by_blocks(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=True, size=query_block(query))
 
     is_number = mask is not None and mask.dtype != torch.bool
     found = pulled_back(formula, (query, key, value, mask), (0, 1, 2, 3) if is_number else (0, 1, 2), g)

@@ -20,11 +20,14 @@ from fullgrad._dispatch import (
     forget_kernels,
     forward_mode_is_on,
     has_tangent,
+    higher_order_kernels,
     innermost,
+    intercept_functions,
     intercept_operators,
     is_forward_mode,
     is_tracing,
     make_dual,
+    may_be_differentiated,
     set_forward_mode,
     set_graph_cache,
     single_level,
@@ -36,9 +39,11 @@ from fullgrad._engine.call import flattened, unflattened
 from fullgrad._engine.rule import CONTEXTS
 from fullgrad.completion._checks import check_arguments
 from fullgrad.completion._registry import (
+    ATTRIBUTES,
     BACKWARDS,
     COMPLETED,
     FUNCTIONS,
+    HIGHER_ORDER,
     NAN_EAGER_THIRD,
     NAN_THIRD,
     NO_BATCH,
@@ -211,7 +216,9 @@ def _change() -> None:
                 _state.graph_cache = set_graph_cache(False)
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
             intercept_operators("completing", _state.is_inside)
-            _replace_functions(_state.is_inside)
+            intercept_functions(FUNCTIONS, _state.is_inside)
+            _switch_of_higher_order()(_state.is_inside)
+            _replace_attributes(_state.is_inside)
         finally:
             _state.is_changing = False
     if (_state.of_users > 0) is not _state.compiled_inside:
@@ -219,22 +226,27 @@ def _change() -> None:
         compile_again()
 
 
-_in_functions: list[Any] = []  # torch's own, of each of which others are in place
+@functools.cache
+def _switch_of_higher_order() -> Callable[[bool], None]:
+    return higher_order_kernels(HIGHER_ORDER, may_be_differentiated)
 
 
-def _replace_functions(is_inside: bool) -> None:
-    """Put others in place of functions in Python that torch calls, or those that were there."""
+_own_attributes: list[Any] = []  # torch's own, of each of which others are in place
+
+
+def _replace_attributes(is_inside: bool) -> None:
+    """Put others in place of attributes of torch, or those that were there."""
     if is_inside:
-        for owner, name, function in FUNCTIONS:
-            _in_functions.append(vars(owner).get(name, _in_functions))
+        for owner, name, function in ATTRIBUTES:
+            _own_attributes.append(vars(owner).get(name, _own_attributes))
             setattr(owner, name, function)
         return
-    for (owner, name, _), function in zip(FUNCTIONS, _in_functions, strict=True):
-        if function is _in_functions:  # inherited
+    for (owner, name, _), function in zip(ATTRIBUTES, _own_attributes, strict=True):
+        if function is _own_attributes:  # inherited
             delattr(owner, name)
         else:
             setattr(owner, name, function)
-    _in_functions.clear()
+    _own_attributes.clear()
 
 
 def _is_outside() -> bool:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fullgrad._dispatch import chunked_losses, dirichlet_function, forward_mode_is_on, transforms_active
 from fullgrad.completion._completing import with_formula
-from fullgrad.completion._registry import FUNCTIONS
+from fullgrad.completion._registry import ATTRIBUTES
 from fullgrad.functions import custom_jvp
 
 
@@ -68,7 +68,7 @@ def _chunked_loss(original: Callable[..., Any], has_reduction: bool) -> Callable
 
 def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -> None:
     if hasattr(owner, name):
-        FUNCTIONS.append((owner, name, replaced(getattr(owner, name), *args)))
+        ATTRIBUTES.append((owner, name, replaced(getattr(owner, name), *args)))
 
 
 _replaces(dirichlet_function, "apply", _dirichlet)

@@ -60,9 +60,23 @@ BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...], bool]] = {}
 NOT_IN_PLACE = ("asinh", "acosh", "atanh")
 # Operators that other calls of torch with the same value replace under a transform, by their names. Eager code does not see them.
 REPLACED: dict[str, Callable[..., Any]] = {}
+# Functions of torch in Python, and higher-order operators, which other code replaces where a derivative may be taken, by name.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+HIGHER_ORDER: dict[str, Callable[..., Any]] = {}
 
-# Functions in Python by their owner and name, and those that are in place of them inside.
-FUNCTIONS: list[tuple[Any, str, Callable[..., Any]]] = []
+
+def replaces_function(name: str) -> Callable[[Any], Any]:
+    """A decorator that enters what is called in place of a function of torch in Python."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        FUNCTIONS[name] = function
+        return function
+
+    return enter
+
+
+# Attributes of torch by owner and name, functions in Python, and those that are in place of them inside.
+ATTRIBUTES: list[tuple[Any, str, Callable[..., Any]]] = []
 
 
 def completes_backward(name: str, *results: int, has_first: bool = False) -> Callable[[Any], Any]:

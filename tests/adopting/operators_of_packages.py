@@ -1,9 +1,16 @@
 """Operators of torch.library, written in the style of published packages, each with its function in plain torch code.
 
 The kernels compute with numpy or below autograd, so that no transform can look into them; the backwards are plain torch code, or
-call other operators.
+call other operators. The packages whose operators these are like:
+
+* flash-attention, xformers: flash_forward, rotary, dropout_with_mask, split_heads · Liger-Kernel: rms_norm, swiglu, geglu,
+  fused_cross_entropy, linear_kl · apex, TransformerEngine: layer_norm_stats, softcap, l2_normalize
+* vLLM, MegaBlocks: moe_permute, moe_combine, grouped_matmul · torchao: quantized_matmul, fake_quantize · FBGEMM: jagged_softmax
+* Mamba, causal-conv1d: selective_scan, causal_conv · nerfacc: composite_rays · torch-scatter: segment_sum
+* sphericart: spherical · torch-cluster, PyTorch3D: pairwise, huber_of_pairs
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -526,6 +533,287 @@ class _FakeQuantize(torch.autograd.Function):
 
 _SCALE = torch.tensor(0.3, dtype=torch.float64)
 case("fake_quantize, a straight-through derivative", fake_quantize, fullgrad.adopt(_FakeQuantize), draw(3, 4), _SCALE)
+
+# --- Sequences, rays, graphs ----------------------------------------------------------------------------------------------------
+
+
+@operator
+def selective_scan(a: Tensor, b: Tensor) -> Tensor:
+    """The states of s = a s + b, as state space models have them."""
+    state, states = np.zeros(a.shape[1:]), []
+    for decay, add in zip(a.detach().numpy(), b.detach().numpy(), strict=True):
+        state = decay * state + add
+        states.append(state)
+    return torch.from_numpy(np.stack(states))
+
+
+@selective_scan.register_fake
+def _(a, b):
+    return torch.empty_like(a)
+
+
+def _scan_setup(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _scan_backward(ctx, g):
+    a, states = ctx.saved_tensors
+    ahead = torch.cat([a[1:], torch.ones_like(a[:1])])  # the adjoint runs backwards, by the same operator
+    adjoint = selective_scan(ahead.flip(0), g.flip(0)).flip(0)
+    return adjoint * torch.cat([torch.zeros_like(states[:1]), states[:-1]]), adjoint
+
+
+selective_scan.register_autograd(_scan_backward, setup_context=_scan_setup)
+
+
+def _scanned(a, b):
+    state, states = torch.zeros_like(a[0]), []
+    for decay, add in zip(a, b, strict=True):
+        state = decay * state + add
+        states.append(state)
+    return torch.stack(states)
+
+
+case(
+    "selective_scan, a backward that is itself",
+    lambda a, b: selective_scan(a.sigmoid(), b),
+    lambda a, b: _scanned(a.sigmoid(), b),
+    draw(4, 2),
+    draw(4, 2, seed=1),
+)
+
+
+@operator
+def causal_conv(x: Tensor, weight: Tensor) -> Tensor:
+    """A convolution of each channel over the past."""
+    width = weight.shape[-1]
+    past = np.pad(x.detach().numpy(), [(0, 0)] * (x.ndim - 1) + [(width - 1, 0)])
+    return torch.from_numpy(np.lib.stride_tricks.sliding_window_view(past, width, -1) @ weight.detach().numpy()[..., None])[
+        ..., 0
+    ]
+
+
+@causal_conv.register_fake
+def _(x, weight):
+    return torch.empty_like(x)
+
+
+def _windows(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (width - 1, 0)).unfold(-1, width, 1)
+
+
+def _conv_backward(ctx, g):
+    x, weight = ctx.saved_tensors
+    width = weight.shape[-1]
+    return (_windows(g.flip(-1), width) * weight[:, None]).sum(-1).flip(-1), (g[..., None] * _windows(x, width)).sum(-2)
+
+
+causal_conv.register_autograd(_conv_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+case(
+    "causal_conv",
+    lambda x, weight: torch.stack([causal_conv(row[None], w[None])[0] for row, w in zip(x, weight, strict=True)]),
+    lambda x, weight: (_windows(x, weight.shape[-1]) * weight[:, None]).sum(-1),
+    draw(2, 5),
+    draw(2, 3),
+)
+
+
+@operator
+def composite_rays(opacity: Tensor, color: Tensor) -> tuple[Tensor, Tensor]:
+    """The colors of rays by their samples from front to back, and what light is left."""
+    light = torch.cumprod(1 - opacity, -1)
+    weights = opacity * torch.cat([torch.ones_like(light[..., :1]), light[..., :-1]], -1)
+    return (weights * color).sum(-1), light[..., -1].clone()
+
+
+@composite_rays.register_fake
+def _(opacity, color):
+    return opacity.new_empty(opacity.shape[:-1]), opacity.new_empty(opacity.shape[:-1])
+
+
+def _rays_backward(ctx, g, g_left):
+    opacity, color = ctx.saved_tensors
+    light = torch.cumprod(1 - opacity, -1)
+    before = torch.cat([torch.ones_like(light[..., :1]), light[..., :-1]], -1)
+    weighted = opacity * before * color
+    behind = weighted.flip(-1).cumsum(-1).flip(-1) - weighted
+    of_opacity = g[..., None] * (before * color - behind / (1 - opacity)) - g_left[..., None] * light[..., -1:] / (1 - opacity)
+    return of_opacity, g[..., None] * opacity * before
+
+
+composite_rays.register_autograd(_rays_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def _rays(opacity, color):
+    light, total = torch.ones_like(opacity[..., 0]), torch.zeros_like(opacity[..., 0])
+    for a, c in zip(opacity.unbind(-1), color.unbind(-1), strict=True):
+        total, light = total + light * a * c, light * (1 - a)
+    return total, light
+
+
+case(
+    "composite_rays, two results",
+    lambda a, c: composite_rays(a.sigmoid(), c),
+    lambda a, c: _rays(a.sigmoid(), c),
+    draw(2, 4),
+    draw(2, 4, seed=1),
+)
+
+
+@operator
+def segment_sum(x: Tensor, index: Tensor, count: int) -> Tensor:
+    y = np.zeros((count, *x.shape[1:]))
+    np.add.at(y, index.numpy(), x.detach().numpy())
+    return torch.from_numpy(y)
+
+
+@segment_sum.register_fake
+def _(x, index, count):
+    return x.new_empty(count, *x.shape[1:])
+
+
+segment_sum.register_autograd(
+    lambda ctx, g: (g[ctx.saved_tensors[0]], None, None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+)
+_NODES = torch.tensor([0, 2, 0, 1])
+case(
+    "segment_sum, an index",
+    lambda x: segment_sum(x.sin(), _NODES, 3).exp(),
+    lambda x: torch.zeros(3, 2, dtype=x.dtype).index_add(0, _NODES, x.sin()).exp(),
+    draw(4, 2),
+)
+
+
+@operator
+def grouped_matmul(x: Tensor, weights: Tensor, sizes: list[int]) -> Tensor:
+    """The rows of each expert times its weights."""
+    parts = [part @ w for part, w in zip(x.split(sizes), weights, strict=True)]
+    return torch.cat(parts)
+
+
+@grouped_matmul.register_fake
+def _(x, weights, sizes):
+    return x.new_empty(len(x), weights.shape[-1])
+
+
+def _grouped_setup(ctx, inputs, output):
+    x, weights, ctx.sizes = inputs
+    ctx.save_for_backward(x, weights)
+
+
+def _grouped_backward(ctx, g):
+    x, weights = ctx.saved_tensors
+    of_weights = [a.mT @ b for a, b in zip(x.split(ctx.sizes), g.split(ctx.sizes), strict=True)]
+    return grouped_matmul(g, weights.mT.contiguous(), ctx.sizes), torch.stack(of_weights), None
+
+
+grouped_matmul.register_autograd(_grouped_backward, setup_context=_grouped_setup)
+case(
+    "grouped_matmul, a list of numbers, a backward that is itself",
+    lambda x, w: grouped_matmul(x, w, [1, 2]),
+    lambda x, w: torch.cat([x[:1] @ w[0], x[1:] @ w[1]]),
+    draw(3, 2),
+    draw(2, 2, 3),
+)
+
+
+@operator
+def jagged_softmax(values: Tensor, offsets: Tensor) -> Tensor:
+    """The softmax of each part of a jagged row."""
+    bounds = offsets.tolist()
+    return torch.cat([values[a:b].softmax(0) for a, b in itertools.pairwise(bounds)])
+
+
+@jagged_softmax.register_fake
+def _(values, offsets):
+    return torch.empty_like(values)
+
+
+def _jagged_backward(ctx, g):
+    y, offsets = ctx.saved_tensors
+    part = torch.searchsorted(offsets, torch.arange(len(y)), right=True) - 1
+    sums = torch.zeros(len(offsets) - 1, dtype=g.dtype).index_add(0, part, g * y)
+    return y * (g - sums[part]), None
+
+
+jagged_softmax.register_autograd(
+    _jagged_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output, inputs[1])
+)
+_OFFSETS = torch.tensor([0, 2, 5])
+case(
+    "jagged_softmax, the output saved",
+    lambda x: jagged_softmax(x, _OFFSETS),
+    lambda x: torch.cat([x[:2].softmax(0), x[2:].softmax(0)]),
+    draw(5),
+)
+
+
+@operator
+def huber_of_pairs(x: Tensor, y: Tensor, delta: float) -> Tensor:
+    """A loss of all pairs, as forces and point clouds have it."""
+    d = np.abs(x.detach().numpy()[:, None] - y.detach().numpy()[None])
+    return torch.tensor(np.where(d < delta, d**2 / 2, delta * (d - delta / 2)).sum())
+
+
+@huber_of_pairs.register_fake
+def _(x, y, delta):
+    return x.new_empty(())
+
+
+def _huber_setup(ctx, inputs, output):
+    ctx.delta = inputs[2]
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _huber_backward(ctx, g):
+    x, y = ctx.saved_tensors
+    slope = g * (x[:, None] - y).clamp(-ctx.delta, ctx.delta)
+    return slope.sum(1), -slope.sum(0), None
+
+
+huber_of_pairs.register_autograd(_huber_backward, setup_context=_huber_setup)
+
+
+def _huber(d, delta):
+    return torch.where(d < delta, d * d / 2, delta * (d - delta / 2)).sum()
+
+
+case(
+    "huber_of_pairs, a number",
+    lambda x, y: huber_of_pairs(x, y, 0.5),
+    lambda x, y: _huber((x[:, None] - y).abs(), 0.5),
+    draw(3),
+    draw(2),
+)
+
+
+@operator
+def geglu(x: Tensor) -> Tensor:
+    gate, up = np.split(x.detach().numpy(), 2, -1)
+    return torch.from_numpy(gate / (1 + np.exp(-1.702 * gate)) * up)
+
+
+@geglu.register_fake
+def _(x):
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+def _geglu_backward(ctx, g):
+    gate, up = ctx.saved_tensors[0].chunk(2, -1)
+    share = torch.sigmoid(1.702 * gate)
+    return torch.cat([g * up * share * (1 + 1.702 * gate * (1 - share)), g * gate * share], -1)
+
+
+geglu.register_autograd(_geglu_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def _geglu(x):
+    gate, up = x.chunk(2, -1)
+    return gate * torch.sigmoid(1.702 * gate) * up
+
+
+case("geglu", geglu, _geglu, draw(3, 4))
 
 # --- Operators of a `torch.library.Library`, as those of C++ are --------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
+from fullgrad.adoption._draws import not_drawing
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, scope
 from fullgrad.adoption._tensors import (
@@ -28,6 +29,7 @@ from fullgrad.adoption._tensors import (
     number_as_tensor,
     replaced,
 )
+from fullgrad.adoption._writes import Writes, writes_of
 
 _ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once"
 _FLAGS = ("needs_input_grad", "materialize_grads")
@@ -91,7 +93,7 @@ class Call:
             vars(t).update(own)
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = self._asked(self.needed)  # pyright: ignore
-        with self._code():
+        with self._code("forward", inputs):
             output = self._called(ctx, args)
         return self._noted(vars(ctx), inputs, output)
 
@@ -184,11 +186,14 @@ class Call:
         if any(needs[i] and not was_needed for i, was_needed in enumerate(self.needed)):
             raise RuntimeError(f"{self.name}: an input is differentiated that was a constant when its forward ran.")
         n, asked = len(flat), self._asked(needs)
-        return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.refusal)
+        return run_or_descend(
+            self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.rule, self.refusal
+        )
 
     def _backward(self, flat: Maybe, cotangents: Maybe, asked: tuple[bool, ...]) -> list[Tensor | None]:
         # A class may write into its gradient, which is the user's, or one number that is expanded.
-        own = [g if g is None else g.clone() for g in cotangents]
+        writes = writes_of(self.cls, (*flat, *cotangents))
+        own = [g if g is None else g.clone() if writes is None else writes.batched(g) for g in cotangents]
         items: Any = self._items(own, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
         ctx = self._context(flat, "to_save")
@@ -197,7 +202,7 @@ class Call:
             *[a for a, needed in zip(self.args, asked, strict=True) if needed],
             *[len(self.inputs) + i for i in self.free],
         ]
-        with self._code(), Rule([flat[i] for i in known], own):
+        with self._code("backward", (), writes), Rule([flat[i] for i in known], own):
             grads = self.rule(ctx, *items)
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
@@ -222,11 +227,11 @@ class Call:
     def jvp(self, flat: Maybe, tangents: Maybe) -> Sequence[Tensor | None]:
         """A tangent or None for each output, by the ``jvp`` that the class declares."""
         n = len(flat)
-        return run_or_descend(self, lambda *all: self._jvp(all[:n], all[n:]), (*flat, *tangents))
+        return run_or_descend(self, lambda *all: self._jvp(all[:n], all[n:]), (*flat, *tangents), self.cls.jvp)
 
     def _jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
         given = [self._tangent(tangents, a) if isinstance(a, Slot) else None for a in self.args]
-        with self._code():
+        with self._code("jvp", (*flat, *tangents)):
             pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
         return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
 
@@ -237,9 +242,11 @@ class Call:
         return torch.zeros(shape, dtype=dtype, device=device) if is_needed else t
 
     @contextlib.contextmanager
-    def _code(self) -> Iterator[None]:
-        """A context for the code of the class."""
-        with scope(self.options), Unusable(self.unusable) if self.unusable else contextlib.nullcontext():
+    def _code(self, rule: str, tensors: Maybe, writes: Writes | None = None) -> Iterator[None]:
+        """A context for a rule of the class, which takes some tensors."""
+        writes = writes or writes_of(self.cls, tensors)
+        unusable = Unusable(self.unusable) if self.unusable else contextlib.nullcontext()
+        with scope(self.options), unusable, writes or contextlib.nullcontext(), not_drawing(self.cls, self.name, rule):
             yield
 
     def _context(self, flat: Maybe, *saved: str) -> Any:

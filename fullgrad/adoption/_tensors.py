@@ -36,6 +36,10 @@ class Refused(NotImplementedError):
     """A case that cannot be right, and that running sample by sample would not fix."""
 
 
+class Drew(RuntimeError):
+    """Code that drew numbers from a generator of Python or numpy, which `torch.vmap` does not know."""
+
+
 class Unusable(TorchFunctionMode):
     """Refuses operations on tensors that a class reaches through an object, each with a message; their sizes may be read."""
 

@@ -67,7 +67,7 @@ def host_marks() -> list[Any]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return [random.getstate()]
-    generator = getattr(numpy.random, "get_bit_generator", lambda: None)()
+    generator: Any = getattr(numpy.random, "get_bit_generator", lambda: None)()
     if type(generator).__name__ != "MT19937":  # another one that a user has chosen, or an old numpy
         return host_states()
     return [random.getstate(), ctypes.string_at(generator.ctypes.state_address, _BYTES)]

@@ -1,7 +1,9 @@
 """`Call`: one call of a `torch.autograd.Function` as pure functions of tensors."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
+from fullgrad._engine.call import run_with_states, state_of
+from fullgrad._engine.held import held
 from fullgrad.adoption._draws import not_drawing
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, scope
@@ -62,6 +66,11 @@ class Call:
         self.unusable: list[tuple[Tensor, str]] = []
         # A tensor in a container is a constant to autograd, but transforms have to see it.
         self.args = [replaced(a, self._slot) for a in args]
+        # A module may hold tensors that are arguments, too, as by `torch.func.functional_call`: its code uses the arguments.
+        places = {id(t): Slot(i) for i, t in enumerate(self.tensors)}
+        self.modules = [(m, {n: places[id(t)] for n, t in state_of(m).items() if id(t) in places}) for m in _modules(args)]
+        self.reached = {id(self.tensors[i]) for _, names in self.modules for i in names.values()}
+        self.unusable = [(t, message) for t, message in self.unusable if id(t) not in self.reached]
         differentiated = _dispatch.are_differentiated(self.tensors)
         self.needed = [may_differ(t) and asked for t, asked in zip(self.tensors, differentiated, strict=True)]
         self.attributes = [attributes(t) for t in self.tensors]
@@ -94,7 +103,7 @@ class Call:
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = self._asked(self.needed)  # pyright: ignore
         with self._code("forward", inputs):
-            output = self._called(ctx, args)
+            output = self._with_modules(inputs, lambda: self._called(ctx, args))
         return self._noted(vars(ctx), inputs, output)
 
     def _called(self, ctx: Any, args: Sequence[Any]) -> Any:
@@ -133,7 +142,7 @@ class Call:
                 known.append(leaf)
                 return slots.setdefault(id(leaf), Slot(len(known) - 1))
             if not isinstance(leaf, Tensor) and any(
-                id(t) in inputs_and_outputs or _dispatch.is_wrapped(t) for t in hidden_tensors(leaf)
+                id(t) in inputs_and_outputs or _dispatch.is_wrapped(t) for t in hidden_tensors(leaf) if id(t) not in self.reached
             ):
                 kind = f"a tensor inside a {type(leaf).__name__}"
                 raise Refused(f"{self.name}.forward keeps {kind} in ctx, where transforms cannot see it; keep it in ctx itself.")
@@ -144,6 +153,7 @@ class Call:
             state = {}  # no rule will run
         self.state = {name: value if name in _FLAGS else replaced(value, number_or_slot) for name, value in state.items()}
         self.used = {leaf for leaf in _dispatch.pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
+        self.used |= {i for _, names in self.modules for i in names.values()} if self.state else set()
         # Attributes that the class sets on its inputs and outputs, as `tensor.name = value`.
         before = [*self.attributes, *[{} for _ in outs]]
         new = [
@@ -196,6 +206,9 @@ class Call:
         own = [g if g is None else g.clone() if writes is None else writes.batched(g) for g in cotangents]
         items: Any = self._items(own, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
+        if self.modules and not _dispatch.transforms_active():  # it may ask autograd for the gradients of parameters
+            needed = {a for a, needed in zip(self.args, asked, strict=True) if needed}
+            flat = [t.detach().requires_grad_() if i in needed and t is not None else t for i, t in enumerate(flat)]
         ctx = self._context(flat, "to_save")
         ctx.needs_input_grad = asked
         known = [
@@ -203,7 +216,7 @@ class Call:
             *[len(self.inputs) + i for i in self.free],
         ]
         with self._code("backward", (), writes), Rule([flat[i] for i in known], own):
-            grads = self.rule(ctx, *items)
+            grads = self._with_modules(flat, lambda: self.rule(ctx, *items))
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
             raise RuntimeError(f"{self.name}.backward returned {len(grads)} gradients for {n} inputs.")
@@ -232,7 +245,8 @@ class Call:
     def _jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
         given = [self._tangent(tangents, a) if isinstance(a, Slot) else None for a in self.args]
         with self._code("jvp", (*flat, *tangents)):
-            pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
+            context = self._context(flat, "saved_for_forward", "to_save")
+            pushed = self._with_modules(flat, lambda: self.cls.jvp(context, *given))
         return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
 
     def _tangent(self, tangents: Maybe, i: int) -> Tensor | None:
@@ -240,6 +254,10 @@ class Call:
         (shape, dtype, device), t = self.inputs[i], tangents[i]
         is_needed = t is None and self.materialize and (dtype.is_floating_point or dtype.is_complex)
         return torch.zeros(shape, dtype=dtype, device=device) if is_needed else t
+
+    def _with_modules(self, tensors: Maybe, run: Callable[[], Any]) -> Any:
+        """``run()`` while modules among the arguments hold some tensors in the places of the arguments."""
+        return run_with_states([(m, {n: tensors[i] for n, i in names.items()}) for m, names in self.modules], run)  # pyright: ignore
 
     @contextlib.contextmanager
     def _code(self, rule: str, tensors: Maybe, writes: Writes | None = None) -> Iterator[None]:
@@ -255,6 +273,14 @@ class Call:
         vars(ctx).update({name: filled(value, flat) for name, value in self.state.items()})
         ctx.saved_tensors = ctx.saved_variables = next((tuple(vars(ctx)[name]) for name in saved if name in vars(ctx)), ())
         return ctx
+
+
+def _modules(args: Sequence[Any]) -> list[torch.nn.Module]:
+    """The modules among arguments, and those that functions among them hold."""
+    leaves = [leaf for leaf in _dispatch.pytree.tree_leaves(args) if not isinstance(leaf, Tensor)]
+    functions = [leaf for leaf in leaves if isinstance(leaf, (FunctionType, MethodType, functools.partial))]
+    found = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    return [*found, *held(*functions)[0]] if functions else found
 
 
 def is_new_style(cls: Any) -> bool:

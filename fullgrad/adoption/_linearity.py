@@ -26,7 +26,7 @@ from fullgrad._dispatch import (
 )
 from fullgrad._engine.linearity import GENERIC, is_linear, wider
 from fullgrad._engine.random_states import same_draws
-from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
+from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ, not_differentiable
 
 TRANSPOSE, IDENTITY = "transpose", "identity"
 _NOT_LINEAR = "its backward is not linear in the gradient, or cannot be differentiated"
@@ -78,7 +78,7 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
             if not traced:  # a failure with random inputs tells nothing; this one may be of this call alone
-                call.verdict = f"its backward cannot be differentiated with respect to the gradient ({error!s:.80})"
+                call.sample.verdict = not_differentiable(call.name, error)
 
 
 def materialized(call: Any, cotangents: Iterable[Tensor | None], zeros: Sequence[Any]) -> Maybe:

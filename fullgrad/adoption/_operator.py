@@ -19,13 +19,12 @@ from fullgrad.adoption import _tensors
 from fullgrad.adoption._draws import DRAWS
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import scope
-from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ
+from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ, not_differentiable
 from fullgrad.adoption._writes import with_writes
 
 IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow; a new tensor, or a copy of the input, works."
 _SCRATCH = """{}.backward changes a tensor in place that is not its own, as the gradient or what its forward has kept is not, \
 which transforms cannot follow; a copy works."""
-_NOT_DIFFERENTIABLE = "{}.backward cannot be differentiated once more ({!s:.80}); grad, vjp and jacrev work once."
 _CONSTANT = """{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second \
 derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."""
 _ESCAPED = ("may have escaped", "functorch/Interpreter")  # torch's messages about a tensor whose transform is not active
@@ -163,6 +162,8 @@ class Batched:
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the call of one sample."""
+        if name == "sample":  # Dynamo asks an object that has no attributes yet
+            raise AttributeError(name)
         return getattr(self.sample, name)
 
     # --- Forward ----------------------------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ class Plain:
             except Exception as error:
                 if isinstance(error, Refused) or _dispatch.active_transforms():
                     raise
-                raise Refused(_NOT_DIFFERENTIABLE.format(self.name, error)) from error
+                raise Refused(not_differentiable(self.name, error)) from error
             given = dict(zip(where, grads, strict=True))
             return [given.get(i) for i in range(n)]
 

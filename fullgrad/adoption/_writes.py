@@ -37,8 +37,9 @@ class Writes(TorchFunctionMode):
 
     def batched(self, tensor: Tensor) -> Tensor:
         """A copy that has memory for each sample."""
-        is_here = self.one is not None and current_level() == self.level  # not below it, in the machinery of another class
-        return torch.where(self.one, tensor, tensor) if is_here else tensor
+        if self.one is None or current_level() != self.level:  # below it is the machinery of other classes
+            return tensor
+        return torch.where(self.one, tensor, tensor)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

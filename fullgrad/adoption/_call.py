@@ -148,6 +148,12 @@ class Call:
                 raise Refused(f"{self.name}.forward keeps {kind} in ctx, where transforms cannot see it; keep it in ctx itself.")
             return leaf
 
+        for name in ("to_save", "saved_for_forward"):
+            if any(not (v is None or isinstance(v, Tensor)) for v in state.get(name, ())):
+                kinds = ", ".join(type(v).__name__ for v in state[name])
+                raise TypeError(
+                    f"{self.name} saves values of the types {kinds}; save_for_backward and save_for_forward take tensors or None."
+                )
         constant = {id(t) for t in state.pop("non_differentiable", ())}
         if not any(self.needed):
             state = {}  # no rule will run
@@ -165,7 +171,7 @@ class Call:
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
         self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
         self.materialize = state.get("materialize_grads", True)
-        self.inputs = [(t.shape, t.dtype, t.device) for t in inputs]
+        self.inputs, self.shapes = [(t.shape, t.dtype, t.device) for t in inputs], [o.shape for o in outs]
         return known[len(inputs) :]
 
     def output(self, tensors: Sequence[Tensor], results: Maybe) -> Any:
@@ -221,7 +227,11 @@ class Call:
         if len(grads) < n or any(g is not None for g in grads[n:]):
             raise RuntimeError(f"{self.name}.backward returned {len(grads)} gradients for {n} inputs.")
         result: list[Tensor | None] = [None] * len(self.inputs)
-        for slot, needed, g in zip(self.args, asked, grads, strict=False):
+        for i, (slot, needed, g) in enumerate(zip(self.args, asked, grads, strict=False)):
+            if g is not None and not isinstance(g, Tensor):
+                raise TypeError(
+                    f"{self.name}.backward returned a {type(g).__name__} for argument {i}; a gradient is a tensor or None."
+                )
             if needed and g is not None:
                 shape, dtype, _ = self.inputs[slot]
                 result[slot] = self._like(g, shape).to(dtype)
@@ -247,7 +257,15 @@ class Call:
         with self._code("jvp", (*flat, *tangents)):
             context = self._context(flat, "saved_for_forward", "to_save")
             pushed = self._with_modules(flat, lambda: self.cls.jvp(context, *given))
-        return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
+        found = list(pushed) if isinstance(pushed, tuple) else [pushed]
+        if len(found) != len(self.record[1]):
+            raise RuntimeError(f"{self.name}.jvp returned {len(found)} tangents for {len(self.record[1])} outputs.")
+        for i, shape in zip(self.places, self.shapes, strict=True):
+            if found[i] is not None and found[i].shape != shape:
+                raise RuntimeError(
+                    f"{self.name}.jvp returned a tangent of shape {tuple(found[i].shape)} for an output of shape {tuple(shape)}."
+                )
+        return [found[i] for i in self.places]
 
     def _tangent(self, tangents: Maybe, i: int) -> Tensor | None:
         """The tangent of an input: as in torch, zeros where it has none, unless the class has declined them."""

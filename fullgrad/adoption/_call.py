@@ -33,7 +33,7 @@ from fullgrad.adoption._tensors import (
     number_as_tensor,
     replaced,
 )
-from fullgrad.adoption._writes import Writes, writes_of
+from fullgrad.adoption._writes import Writes, writes_of, writing
 
 _ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once"
 _FLAGS = ("needs_input_grad", "materialize_grads")
@@ -282,7 +282,7 @@ class Call:
         """A context for a rule of the class, which takes some tensors."""
         writes = writes or writes_of(self.cls, tensors)
         unusable = Unusable(self.unusable) if self.unusable else contextlib.nullcontext()
-        with scope(self.options), unusable, writes or contextlib.nullcontext(), not_drawing(self.cls, self.name, rule):
+        with scope(self.options), unusable, writing(writes), not_drawing(self.cls, self.name, rule):
             yield
 
     def _context(self, flat: Maybe, *saved: str) -> Any:

@@ -20,7 +20,7 @@ from fullgrad.adoption._draws import DRAWS
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import scope
 from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ, not_differentiable
-from fullgrad.adoption._writes import with_writes
+from fullgrad.adoption._writes import with_writes, writing
 
 IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow; a new tensor, or a copy of the input, works."
 _SCRATCH = """{}.backward changes a tensor in place that is not its own, as the gradient or what its forward has kept is not, \
@@ -95,7 +95,7 @@ def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
         for t, needed in zip(tensors, call.needed, strict=False)
     ]
     try:
-        with torch.enable_grad() if strict else contextlib.nullcontext():
+        with torch.enable_grad() if strict else contextlib.nullcontext(), writing(None):
             outs = _recordable(call, call.forward)(*leaves)
     except RuntimeError as error:
         if any(sign in str(error) for sign in _ESCAPED):

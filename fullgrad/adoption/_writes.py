@@ -4,9 +4,11 @@ The first has a shape that depends on numbers; the second writes a batch into me
 equivalent: a `torch.where`, and a new tensor of the whole batch. Code that fails in a batch is run once more with these.
 """
 
+import contextlib
+import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ _NEW |= {getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "
 _NEW |= {getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "empty", "full")}
 _NUMBERS = (bool, int, float, complex)
 _writers: Any = weakref.WeakSet()  # classes whose code is known to need this
+# The mode of the code that runs. Other modes on torch's stack are those of classes that call its class.
+_acting: contextvars.ContextVar["Writes | None"] = contextvars.ContextVar("fullgrad.adoption.writes", default=None)
 
 
 class Writes(TorchFunctionMode):
@@ -32,17 +36,20 @@ class Writes(TorchFunctionMode):
     def __init__(self, tensors: Sequence[Tensor | None]) -> None:
         super().__init__()
         self.level = current_level()
-        ones = [t.new_ones((), dtype=torch.bool) for t in tensors if t is not None and is_wrapped(t)]
+        with writing(None):
+            ones = [t.new_ones((), dtype=torch.bool) for t in tensors if t is not None and is_wrapped(t)]
         self.one = functools.reduce(torch.logical_and, ones) if ones else None  # batched wherever one of the tensors is
 
     def batched(self, tensor: Tensor) -> Tensor:
         """A copy that has memory for each sample."""
-        if self.one is None or current_level() != self.level:  # below it is the machinery of other classes
+        if self.one is None or current_level() != self.level:
             return tensor
         return torch.where(self.one, tensor, tensor)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _acting.get() is not self:
+            return function(*args, **kwargs)
         if function in _NEW and not kwargs.get("requires_grad") and "out" not in kwargs:
             return self.batched(function(*args, **kwargs))
         if function is Tensor.__setitem__ and (masked := _masked(*args)) is not None:
@@ -84,6 +91,17 @@ def _masked(target: Tensor, index: Any, value: Any) -> tuple[Tensor, Tensor, Any
 def writes_of(cls: Any, tensors: Sequence[Tensor | None]) -> Writes | None:
     """The mode for code of a class, if it is known to need it, or is tried with it."""
     return Writes(tensors) if cls in _writers else None
+
+
+@contextlib.contextmanager
+def writing(writes: Writes | None) -> Iterator[None]:
+    """A context for the code of a class, with a mode or without."""
+    token = _acting.set(writes)
+    try:
+        with writes or contextlib.nullcontext():
+            yield
+    finally:
+        _acting.reset(token)
 
 
 def with_writes(cls: Any, run: Callable[[], T], is_worth_it: Callable[[Exception], bool]) -> T:

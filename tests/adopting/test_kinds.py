@@ -597,6 +597,47 @@ def test_a_backward_that_calls_autograd_is_told_what_to_do(transform, x):
     assert_close(transform(total(outer))(x), transform(total(inner))(x))
 
 
+def alternating(flip):
+    """A class whose backward is a class of the same kind, made when it is needed, as filters are."""
+
+    def filtered(ctx, x):
+        return x.flip(-1).cumsum(-1).flip(-1) if flip else x.cumsum(-1)
+
+    return function(filtered, lambda ctx, g: alternating(not flip).apply(g))
+
+
+class Recursion(Function):
+    """A filter over time, written into a new tensor, whose gradient is the same filter, backwards in time."""
+
+    @staticmethod
+    def forward(ctx, x, a):
+        y = torch.zeros_like(x)
+        for t in range(x.shape[-1]):
+            y[..., t] = x[..., t] - (a * y[..., t - 1] if t else 0)
+        ctx.save_for_backward(a, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        a, y = ctx.saved_tensors
+        of_x = Recursion.apply(g.flip(-1), a).flip(-1)
+        return of_x, -(of_x * torch.nn.functional.pad(y[..., :-1], (1, 0))).sum()
+
+
+@pytest.mark.parametrize(
+    "transform", [jacfwd, hessian, lambda f: jacfwd(jacfwd(f)), lambda f: lambda v: vmap(hessian(f))(v[None])[0]]
+)
+@pytest.mark.parametrize(
+    "call", [lambda v: alternating(True).apply(v), lambda v: Recursion.apply(v[:-1], v[-1])], ids=["new classes", "itself"]
+)
+def test_a_backward_that_calls_its_own_kind(call, transform):
+    """The trial of a backward that calls its own class, or makes another one like it, has an end."""
+    f = lambda v: (call(v).sin() * v[0]).sum()  # noqa: E731
+    with fullgrad.adopting():
+        found = transform(f)(X)
+    assert_close(found, oracle.gradient(f, X) if transform is jacfwd else oracle.hessian(f, X))
+
+
 # --- Constants of a backward ------------------------------------------------------------------------------------------------
 
 

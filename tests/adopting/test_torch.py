@@ -392,7 +392,7 @@ RAISES = {
     "too many gradients": (function(saves(product), lambda ctx, g: (g, g, g)), RuntimeError, "returned 3 gradients for 2 inputs"),
     "a gradient of another shape": (function(saves(product), lambda ctx, g: (g[:2], g)), RuntimeError, r"of shape \(2,\)"),
     "a gradient that would broadcast": (function(saves(product), lambda ctx, g: (g.sum(), g)), RuntimeError, r"of shape \(\)"),
-    "a gradient that is a number": (function(saves(product), lambda ctx, g: (1.0, g)), TypeError, "Small.backward returned a float"),
+    "a gradient that is a number": (function(saves(product), lambda ctx, g: (1.0, g)), TypeError, "returned a float"),
     "an error in the forward": (function(lambda ctx, x, y: x[7]), IndexError, "out of bounds"),
     "an error in the backward": (function(saves(product), lambda ctx, g: 1 / 0), ZeroDivisionError, "division"),
     "no backward": (function(saves(product)), NotImplementedError, "backward"),

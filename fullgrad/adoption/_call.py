@@ -35,7 +35,7 @@ from fullgrad.adoption._tensors import (
 )
 from fullgrad.adoption._writes import Writes, writes_of, writing
 
-_ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once"
+_ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once, and all with adopt(cls, reference=...)"
 _FLAGS = ("needs_input_grad", "materialize_grads")
 
 

@@ -30,7 +30,9 @@ _REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # pyright: ignore
 _MEMORY = (Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
 _READS = ("__get__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex")
 _OF_AUTOGRAD = ("requires_grad_()", "does not require grad")  # torch's messages about autograd inside of a transform
-_NOT_DIFFERENTIABLE = "{}.backward cannot be differentiated once more ({}); grad, vjp and jacrev work once"
+_NOT_DIFFERENTIABLE = (
+    "{}.backward cannot be differentiated once more ({}); grad, vjp and jacrev work once, and all with adopt(cls, reference=...)"
+)
 _CALLS_AUTOGRAD = (
     "it calls autograd itself, by requires_grad_ or torch.autograd.grad: torch.func.vjp in their place has every derivative"
 )

@@ -19,7 +19,7 @@ class Constant(list):
     """The numbers of a tensor that is not differentiated."""
 
 
-# --- Activations that save memory: geffnet, timm, icefall ----------------------------------------------------------------------
+# --- Activations that save memory: geffnet, timm, icefall --------------------------------------------------------------------
 
 
 class SwishMe(Function):
@@ -148,7 +148,7 @@ class OwnSoftmax(Function):
             return x_grad.to(ctx.x_dtype), None
 
 
-# --- Functions that make Functions, with double backward: StyleGAN's operators ---------------------------------------------------
+# --- Functions that make Functions, with double backward: StyleGAN's operators -----------------------------------------------
 
 
 def bias_act(slope):
@@ -178,7 +178,7 @@ def bias_act(slope):
 
         @staticmethod
         def backward(ctx, d_dx):
-            dy, x, b, y = ctx.saved_tensors
+            _, x, b, y = ctx.saved_tensors
             d_dy = BiasActGrad.apply(d_dx, x, b, y) if ctx.needs_input_grad[0] else None
             return d_dy, None, None, None
 
@@ -206,7 +206,7 @@ def fir(flip):
     return Fir
 
 
-# --- Hyperbolic geometry: hgcn, geoopt ------------------------------------------------------------------------------------------
+# --- Hyperbolic geometry: hgcn, geoopt ---------------------------------------------------------------------------------------
 
 
 class Artanh(Function):
@@ -250,7 +250,7 @@ class LeakyClamp(Function):
         return grad_output * mask + grad_output * (1 - mask) * 1e-2, None, None
 
 
-# --- Signals: kymatio, pytorch_wavelets, pywt-like -------------------------------------------------------------------------------
+# --- Signals: kymatio, pytorch_wavelets, pywt-like ---------------------------------------------------------------------------
 
 
 class ModulusStable(Function):
@@ -301,7 +301,7 @@ class FftFilter(Function):
         return torch.fft.irfft(torch.fft.rfft(g) * torch.arange(ctx.n // 2 + 1), n=ctx.n)
 
 
-# --- Multipliers and reversals: fairseq, DALIB, nerfstudio -----------------------------------------------------------------------
+# --- Multipliers and reversals: fairseq, DALIB, nerfstudio -------------------------------------------------------------------
 
 
 class GradMultiply(Function):
@@ -353,7 +353,7 @@ class TruncExp(Function):
         return g * torch.exp(torch.clamp(x, min=-15, max=15))
 
 
-# --- Quantizers: HAWQ and I-BERT, micronet, LSQ, PACT, DoReFa, qtorch ---------------------------------------------------------------
+# --- Quantizers: HAWQ and I-BERT, micronet, LSQ, PACT, DoReFa, qtorch --------------------------------------------------------
 
 
 class SymmetricQuant(Function):
@@ -476,7 +476,7 @@ class FixedPoint(Function):
         return None, None
 
 
-# --- Codebooks: VQ-VAE -----------------------------------------------------------------------------------------------------------
+# --- Codebooks: VQ-VAE -------------------------------------------------------------------------------------------------------
 
 
 class NearestCode(Function):
@@ -516,7 +516,7 @@ class CodesStraightThrough(Function):
         return grad_inputs, grad_codebook
 
 
-# --- Spikes: slayer, rockpool, LSNN, SLSTM -----------------------------------------------------------------------------------------
+# --- Spikes: slayer, rockpool, LSNN, SLSTM -----------------------------------------------------------------------------------
 
 
 class SlayerSpike(Function):
@@ -570,7 +570,7 @@ class MultiGaussian(Function):
         return g.clone() * (bump(0.0, 0.5) * 1.15 - bump(0.5, 3.0) * 0.15 - bump(-0.5, 3.0) * 0.15) * 0.5
 
 
-# --- Numpy and solvers: torchsort-like, cvxpylayers-like, lpc ------------------------------------------------------------------------
+# --- Numpy and solvers: torchsort-like, cvxpylayers-like, lpc ----------------------------------------------------------------
 
 
 class NumpyIsotonic(Function):
@@ -619,7 +619,7 @@ class Recursion(Function):  # a filter over time, written step by step into a ne
         return gx, -(gx * before).sum()
 
 
-# --- Memory: revnet, checkpoints, zennit, points -----------------------------------------------------------------------------------
+# --- Memory: revnet, checkpoints, zennit, points -----------------------------------------------------------------------------
 
 
 class Coupling(Function):  # the input is computed from the output in the backward
@@ -729,10 +729,11 @@ class TopKMask(Function):  # sparse training
         return g, None
 
 
-class StochasticRound(Function):
+class StochasticRound(Function):  # by a number of numpy, always the same here
     @staticmethod
     def forward(ctx, x):
-        return torch.floor(x + torch.rand_like(x) * 0)
+        generator = np.random.default_rng(0)
+        return torch.floor(x + generator.random())
 
     @staticmethod
     def backward(ctx, g):

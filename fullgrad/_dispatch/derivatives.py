@@ -185,6 +185,8 @@ class _View:
         object.__setattr__(self, "_seen", seen)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _View.__slots__:  # Dynamo asks an object that has no attributes yet
+            raise AttributeError(name)
         return getattr(self._ctx, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

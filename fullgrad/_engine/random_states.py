@@ -1,7 +1,11 @@
-"""The states of torch's random generators."""
+"""The states of torch's random generators, and of the global ones of Python and numpy."""
 
 import contextlib
+import ctypes
 import functools
+import pickle
+import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -43,6 +47,33 @@ def restore_random_states(states: Sequence[Tensor], own: Sequence[torch.Generato
     with _LOCK:
         for restore, state in zip(restoring, states, strict=False):
             restore(state)
+
+
+def host_states() -> list[Any]:
+    """The states of the global generators of Python and, if it is imported, of numpy, which `==` compares."""
+    numpy = sys.modules.get("numpy")
+    return [random.getstate(), *([] if numpy is None else [pickle.dumps(numpy.random.get_state(legacy=False))])]
+
+
+def restore_host_states(states: Sequence[Any]) -> None:
+    """Restore what `host_states` returned."""
+    random.setstate(states[0])
+    for state in states[1:]:
+        sys.modules["numpy"].random.set_state(pickle.loads(state))
+
+
+def host_marks() -> list[Any]:
+    """What changes with the states, and is much cheaper, except for one normal number that numpy has in store."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return [random.getstate()]
+    generator: Any = getattr(numpy.random, "get_bit_generator", lambda: None)()
+    if type(generator).__name__ != "MT19937":  # another one that a user has chosen, or an old numpy
+        return host_states()
+    return [random.getstate(), ctypes.string_at(generator.ctypes.state_address, _BYTES)]
+
+
+_BYTES = 625 * 4  # the key and the position of MT19937
 
 
 def _generators() -> Sequence[tuple[Callable[[], Tensor], Callable[[Tensor], Any]]]:

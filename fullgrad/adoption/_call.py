@@ -1,7 +1,9 @@
 """`Call`: one call of a `torch.autograd.Function` as pure functions of tensors."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -10,6 +12,9 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
+from fullgrad._engine.held import held
+from fullgrad._engine.modules import run_with_states, state_of
+from fullgrad.adoption._draws import not_drawing
 from fullgrad.adoption._operator import IN_PLACE, run_or_descend
 from fullgrad.adoption._scope import Options, scope
 from fullgrad.adoption._tensors import (
@@ -28,8 +33,9 @@ from fullgrad.adoption._tensors import (
     number_as_tensor,
     replaced,
 )
+from fullgrad.adoption._writes import Writes, writes_of, writing
 
-_ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once"
+_ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once, and all with adopt(cls, reference=...)"
 _FLAGS = ("needs_input_grad", "materialize_grads")
 
 
@@ -60,6 +66,11 @@ class Call:
         self.unusable: list[tuple[Tensor, str]] = []
         # A tensor in a container is a constant to autograd, but transforms have to see it.
         self.args = [replaced(a, self._slot) for a in args]
+        # A module may hold tensors that are arguments, too, as by `torch.func.functional_call`: its code uses the arguments.
+        places = {id(t): Slot(i) for i, t in enumerate(self.tensors)}
+        self.modules = [(m, {n: places[id(t)] for n, t in state_of(m).items() if id(t) in places}) for m in _modules(args)]
+        self.reached = {id(self.tensors[i]) for _, names in self.modules for i in names.values()}
+        self.unusable = [(t, message) for t, message in self.unusable if id(t) not in self.reached]
         differentiated = _dispatch.are_differentiated(self.tensors)
         self.needed = [may_differ(t) and asked for t, asked in zip(self.tensors, differentiated, strict=True)]
         self.attributes = [attributes(t) for t in self.tensors]
@@ -91,8 +102,8 @@ class Call:
             vars(t).update(own)
         args, ctx = [filled(a, inputs) for a in self.args], FunctionCtx()
         ctx.needs_input_grad = self._asked(self.needed)  # pyright: ignore
-        with self._code():
-            output = self._called(ctx, args)
+        with self._code("forward", inputs):
+            output = self._with_modules(inputs, lambda: self._called(ctx, args))
         return self._noted(vars(ctx), inputs, output)
 
     def _called(self, ctx: Any, args: Sequence[Any]) -> Any:
@@ -131,17 +142,24 @@ class Call:
                 known.append(leaf)
                 return slots.setdefault(id(leaf), Slot(len(known) - 1))
             if not isinstance(leaf, Tensor) and any(
-                id(t) in inputs_and_outputs or _dispatch.is_wrapped(t) for t in hidden_tensors(leaf)
+                id(t) in inputs_and_outputs or _dispatch.is_wrapped(t) for t in hidden_tensors(leaf) if id(t) not in self.reached
             ):
                 kind = f"a tensor inside a {type(leaf).__name__}"
                 raise Refused(f"{self.name}.forward keeps {kind} in ctx, where transforms cannot see it; keep it in ctx itself.")
             return leaf
 
+        for name in ("to_save", "saved_for_forward"):
+            if any(not (v is None or isinstance(v, Tensor)) for v in state.get(name, ())):
+                kinds = ", ".join(type(v).__name__ for v in state[name])
+                raise TypeError(
+                    f"{self.name} saves values of the types {kinds}; save_for_backward and save_for_forward take tensors or None."
+                )
         constant = {id(t) for t in state.pop("non_differentiable", ())}
         if not any(self.needed):
             state = {}  # no rule will run
         self.state = {name: value if name in _FLAGS else replaced(value, number_or_slot) for name, value in state.items()}
         self.used = {leaf for leaf in _dispatch.pytree.tree_leaves(self.state) if isinstance(leaf, Slot)}
+        self.used |= {i for _, names in self.modules for i in names.values()} if self.state else set()
         # Attributes that the class sets on its inputs and outputs, as `tensor.name = value`.
         before = [*self.attributes, *[{} for _ in outs]]
         new = [
@@ -153,7 +171,7 @@ class Call:
         self.places, self.count = [i for i, o in enumerate(items) if isinstance(o, Tensor)], len(outs)
         self.free = [i for i, o in enumerate(outs) if id(o) not in constant and may_differ(o)]
         self.materialize = state.get("materialize_grads", True)
-        self.inputs = [(t.shape, t.dtype, t.device) for t in inputs]
+        self.inputs, self.shapes = [(t.shape, t.dtype, t.device) for t in inputs], [o.shape for o in outs]
         return known[len(inputs) :]
 
     def output(self, tensors: Sequence[Tensor], results: Maybe) -> Any:
@@ -184,26 +202,36 @@ class Call:
         if any(needs[i] and not was_needed for i, was_needed in enumerate(self.needed)):
             raise RuntimeError(f"{self.name}: an input is differentiated that was a constant when its forward ran.")
         n, asked = len(flat), self._asked(needs)
-        return run_or_descend(self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.refusal)
+        return run_or_descend(
+            self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.rule, self.refusal
+        )
 
     def _backward(self, flat: Maybe, cotangents: Maybe, asked: tuple[bool, ...]) -> list[Tensor | None]:
         # A class may write into its gradient, which is the user's, or one number that is expanded.
-        own = [g if g is None else g.clone() for g in cotangents]
+        writes = writes_of(self.cls, (*flat, *cotangents))
+        own = [g if g is None else g.clone() if writes is None else writes.batched(g) for g in cotangents]
         items: Any = self._items(own, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
+        if self.modules and not _dispatch.transforms_active():  # it may ask autograd for the gradients of parameters
+            needed = {a for a, needed in zip(self.args, asked, strict=True) if needed}
+            flat = [t.detach().requires_grad_() if i in needed and t is not None else t for i, t in enumerate(flat)]
         ctx = self._context(flat, "to_save")
         ctx.needs_input_grad = asked
         known = [
             *[a for a, needed in zip(self.args, asked, strict=True) if needed],
             *[len(self.inputs) + i for i in self.free],
         ]
-        with self._code(), Rule([flat[i] for i in known], own):
-            grads = self.rule(ctx, *items)
+        with self._code("backward", (), writes), Rule([flat[i] for i in known], own):
+            grads = self._with_modules(flat, lambda: self.rule(ctx, *items))
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):
             raise RuntimeError(f"{self.name}.backward returned {len(grads)} gradients for {n} inputs.")
         result: list[Tensor | None] = [None] * len(self.inputs)
-        for slot, needed, g in zip(self.args, asked, grads, strict=False):
+        for i, (slot, needed, g) in enumerate(zip(self.args, asked, grads, strict=False)):
+            if g is not None and not isinstance(g, Tensor):
+                raise TypeError(
+                    f"{self.name}.backward returned a {type(g).__name__} for argument {i}; a gradient is a tensor or None."
+                )
             if needed and g is not None:
                 shape, dtype, _ = self.inputs[slot]
                 result[slot] = self._like(g, shape).to(dtype)
@@ -222,13 +250,22 @@ class Call:
     def jvp(self, flat: Maybe, tangents: Maybe) -> Sequence[Tensor | None]:
         """A tangent or None for each output, by the ``jvp`` that the class declares."""
         n = len(flat)
-        return run_or_descend(self, lambda *all: self._jvp(all[:n], all[n:]), (*flat, *tangents))
+        return run_or_descend(self, lambda *all: self._jvp(all[:n], all[n:]), (*flat, *tangents), self.cls.jvp)
 
     def _jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
         given = [self._tangent(tangents, a) if isinstance(a, Slot) else None for a in self.args]
-        with self._code():
-            pushed = self.cls.jvp(self._context(flat, "saved_for_forward", "to_save"), *given)
-        return [pushed[i] for i in self.places] if isinstance(pushed, tuple) else [pushed]
+        with self._code("jvp", (*flat, *tangents)):
+            context = self._context(flat, "saved_for_forward", "to_save")
+            pushed = self._with_modules(flat, lambda: self.cls.jvp(context, *given))
+        found = list(pushed) if isinstance(pushed, tuple) else [pushed]
+        if len(found) != len(self.record[1]):
+            raise RuntimeError(f"{self.name}.jvp returned {len(found)} tangents for {len(self.record[1])} outputs.")
+        for i, shape in zip(self.places, self.shapes, strict=True):
+            if found[i] is not None and found[i].shape != shape:
+                raise RuntimeError(
+                    f"{self.name}.jvp returned a tangent of shape {tuple(found[i].shape)} for an output of shape {tuple(shape)}."
+                )
+        return [found[i] for i in self.places]
 
     def _tangent(self, tangents: Maybe, i: int) -> Tensor | None:
         """The tangent of an input: as in torch, zeros where it has none, unless the class has declined them."""
@@ -236,10 +273,16 @@ class Call:
         is_needed = t is None and self.materialize and (dtype.is_floating_point or dtype.is_complex)
         return torch.zeros(shape, dtype=dtype, device=device) if is_needed else t
 
+    def _with_modules(self, tensors: Maybe, run: Callable[[], Any]) -> Any:
+        """``run()`` while modules among the arguments hold some tensors in the places of the arguments."""
+        return run_with_states([(m, {n: tensors[i] for n, i in names.items()}) for m, names in self.modules], run)  # pyright: ignore
+
     @contextlib.contextmanager
-    def _code(self) -> Iterator[None]:
-        """A context for the code of the class."""
-        with scope(self.options), Unusable(self.unusable) if self.unusable else contextlib.nullcontext():
+    def _code(self, rule: str, tensors: Maybe, writes: Writes | None = None) -> Iterator[None]:
+        """A context for a rule of the class, which takes some tensors."""
+        writes = writes or writes_of(self.cls, tensors)
+        unusable = Unusable(self.unusable) if self.unusable else contextlib.nullcontext()
+        with scope(self.options), unusable, writing(writes), not_drawing(self.cls, self.name, rule):
             yield
 
     def _context(self, flat: Maybe, *saved: str) -> Any:
@@ -248,6 +291,14 @@ class Call:
         vars(ctx).update({name: filled(value, flat) for name, value in self.state.items()})
         ctx.saved_tensors = ctx.saved_variables = next((tuple(vars(ctx)[name]) for name in saved if name in vars(ctx)), ())
         return ctx
+
+
+def _modules(args: Sequence[Any]) -> list[torch.nn.Module]:
+    """The modules among arguments, and those that functions among them hold."""
+    leaves = [leaf for leaf in _dispatch.pytree.tree_leaves(args) if not isinstance(leaf, Tensor)]
+    functions = [leaf for leaf in leaves if isinstance(leaf, (FunctionType, MethodType, functools.partial))]
+    found = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    return [*found, *held(*functions)[0]] if functions else found
 
 
 def is_new_style(cls: Any) -> bool:

@@ -6,6 +6,7 @@ runs once for each class, its constant arguments and the inputs that are differe
 """
 
 import contextlib
+import contextvars
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from fullgrad._dispatch import (
 )
 from fullgrad._engine.linearity import GENERIC, is_linear, wider
 from fullgrad._engine.random_states import same_draws
-from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ
+from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ, not_differentiable
 
 TRANSPOSE, IDENTITY = "transpose", "identity"
 _NOT_LINEAR = "its backward is not linear in the gradient, or cannot be differentiated"
@@ -34,6 +35,7 @@ _UNKNOWN = "its backward could not be tried with random numbers; call it once in
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MOST = 64  # verdicts of one class, so that arguments that change at each call do not add up
 
+_trying: contextvars.ContextVar[bool] = contextvars.ContextVar("fullgrad.adoption.trying", default=False)
 _verdicts: Any = weakref.WeakKeyDictionary()
 
 
@@ -63,6 +65,8 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
     """
     if call.has_jvp or call.refusal or not call.in_forward_mode or not any(call.needed) or transforms_active():
         return
+    if _trying.get():  # the trial of a backward that calls this class: it is of reverse mode alone, and would have no end
+        return
     verdicts, key = _verdicts.setdefault(call.cls, {}), _key(call)
     traced = is_tracing() or not all(map(has_data, tensors))
     if key in verdicts or traced is not (outs is None):
@@ -72,13 +76,16 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
     # No legacy vmap, as that of `torch.autograd.functional.jacobian`, in which numbers cannot be drawn.
     plain = outside_legacy_vmap() if in_legacy_vmap() else contextlib.nullcontext()
     with without_modes() if traced else contextlib.nullcontext(), plain, same_draws(), torch.no_grad():
+        token = _trying.set(True)
         try:
             tensors, outs = [_samples(ts) for ts in (tensors, outs)]
             tensors = [_random_like(t) for t in tensors] if traced else tensors
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
             if not traced:  # a failure with random inputs tells nothing; this one may be of this call alone
-                call.verdict = f"its backward cannot be differentiated with respect to the gradient ({error!s:.80})"
+                call.sample.verdict = not_differentiable(call.name, error)
+        finally:
+            _trying.reset(token)
 
 
 def materialized(call: Any, cotangents: Iterable[Tensor | None], zeros: Sequence[Any]) -> Maybe:

@@ -6,6 +6,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,16 +14,17 @@ from torch import Tensor
 
 from fullgrad import _dispatch
 from fullgrad._core.function import Function
-from fullgrad._engine.random_states import random_states, same_draws
+from fullgrad._engine.random_states import host_states, random_states, restore_host_states, same_draws
 from fullgrad.adoption import _tensors
+from fullgrad.adoption._draws import DRAWS
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
 from fullgrad.adoption._scope import scope
-from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ
+from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ, not_differentiable
+from fullgrad.adoption._writes import with_writes, writing
 
 IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow; a new tensor, or a copy of the input, works."
 _SCRATCH = """{}.backward changes a tensor in place that is not its own, as the gradient or what its forward has kept is not, \
 which transforms cannot follow; a copy works."""
-_NOT_DIFFERENTIABLE = "{}.backward cannot be differentiated once more ({!s:.80}); grad, vjp and jacrev work once."
 _CONSTANT = """{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second \
 derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."""
 _ESCAPED = ("may have escaped", "functorch/Interpreter")  # torch's messages about a tensor whose transform is not active
@@ -93,7 +95,7 @@ def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
         for t, needed in zip(tensors, call.needed, strict=False)
     ]
     try:
-        with torch.enable_grad() if strict else contextlib.nullcontext():
+        with torch.enable_grad() if strict else contextlib.nullcontext(), writing(None):
             outs = _recordable(call, call.forward)(*leaves)
     except RuntimeError as error:
         if any(sign in str(error) for sign in _ESCAPED):
@@ -160,6 +162,8 @@ class Batched:
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the call of one sample."""
+        if name == "sample":  # Dynamo asks an object that has no attributes yet
+            raise AttributeError(name)
         return getattr(self.sample, name)
 
     # --- Forward ----------------------------------------------------------------------------------------------------------
@@ -168,10 +172,11 @@ class Batched:
         """All results. One warning for each class says why it is slow."""
         if self.code not in _looped or not self.options.allow_loop:
             try:
-                return self.vmap(self.inner.forward, self.in_dims, tensors)
+                run = lambda: self.vmap(self.inner.forward, self.in_dims, tensors)  # noqa: E731
+                return with_writes(self.cls, run, lambda error: not _is_final(error))
             except Exception as error:
-                if isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED)):
-                    raise  # a loop would not help
+                if _is_final(error):
+                    raise
                 reason = str(error).partition("\n")[0]
                 if not self.options.allow_loop:
                     raise Refused(f"{self.name} cannot be batched, and allow_loop=False forbids a loop: {reason}") from error
@@ -186,15 +191,18 @@ class Batched:
         self.sample.numbers_are_tensors = True  # they may differ between samples
         randomness = "different" if _dispatch.is_tracing() else self.info.randomness
         before = random_states() if randomness == "error" else []
+        on_host = host_states()
         samples, records = [], []
         for b in range(self.info.batch_size):
             again = randomness == "same" and b < self.info.batch_size - 1
             given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
             with same_draws() if again else contextlib.nullcontext():
                 samples.append(self.inner.forward(*given))
+            if again:
+                restore_host_states(on_host)
             records.append(_tensors.comparable((self.record, [t if t is None else t.shape for t in samples[-1]])))
-        if before and not all(map(torch.equal, before, random_states())):
-            raise RuntimeError(f"vmap: {self.name} draws random numbers, which needs a randomness other than 'error'.")
+        if before and not (all(map(torch.equal, before, random_states())) and on_host == host_states()):
+            raise RuntimeError(DRAWS.format(self.name, ""))
         if any(record != records[0] for record in records):
             raise Refused(
                 f"{self.name}.forward returns or keeps something else for each sample of a batch; a loop over the samples works."
@@ -258,8 +266,8 @@ class Plain:
     has_jvp, in_forward_mode, materialize, lost, verdict = False, False, True, (), TRANSPOSE
     needed, in_place = itertools.repeat(True), _SCRATCH
 
-    def __init__(self, function: Callable[..., Sequence[Tensor | None]], owner: Any, refusal: str = "") -> None:
-        self.function, self.refusal, self.code, self.sample = function, refusal, self, self
+    def __init__(self, function: Callable[..., Sequence[Tensor | None]], owner: Any, refusal: str = "", code: Any = None) -> None:
+        self.function, self.refusal, self.code, self.sample = function, refusal, code or self, self
         self.cls, self.name, self.options = owner.cls, owner.name, owner.options
 
     def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
@@ -287,19 +295,28 @@ class Plain:
             except Exception as error:
                 if isinstance(error, Refused) or _dispatch.active_transforms():
                     raise
-                raise Refused(_NOT_DIFFERENTIABLE.format(self.name, error)) from error
+                raise Refused(not_differentiable(self.name, error)) from error
             given = dict(zip(where, grads, strict=True))
             return [given.get(i) for i in range(n)]
 
         return applied(Plain(pull, self), *flat[:n], *cotangents)
 
 
-def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, refusal: str = "") -> Sequence[Tensor | None]:
-    """``function(*args)`` at the present level, or below all transforms if it cannot run there or must not be differentiated."""
-    if not refusal:
+def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, rule: Any, refusal: str = "") -> Sequence[Tensor | None]:
+    """``function(*args)``, which calls a rule of the class, at the present level, or below all transforms if it cannot run there
+    or must not be differentiated.
+    """
+    code = rule if isinstance(rule, FunctionType) else None
+    transforms = _dispatch.active_transforms()
+    if not (refusal or (code in _looped and "Vmap" in transforms)):
         try:
-            return function(*args)
+            return with_writes(call.cls, lambda: function(*args), lambda _: "Vmap" in transforms)
         except Exception as error:
-            if isinstance(error, Refused) or not _dispatch.active_transforms():
+            if isinstance(error, Refused) or not transforms:
                 raise
-    return applied(Plain(function, call, refusal), *args)
+    return applied(Plain(function, call, refusal, code), *args)
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether a loop would not help where an error has come."""
+    return isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED))

@@ -29,11 +29,30 @@ _DATA: Any = Tensor.data.__get__  # as a mode sees it  # pyright: ignore
 _REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # pyright: ignore
 _MEMORY = (Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
 _READS = ("__get__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex")
+_OF_AUTOGRAD = ("requires_grad_()", "does not require grad")  # torch's messages about autograd inside of a transform
+_NOT_DIFFERENTIABLE = (
+    "{}.backward cannot be differentiated once more ({}); grad, vjp and jacrev work once, and all with adopt(cls, reference=...)"
+)
+_CALLS_AUTOGRAD = (
+    "it calls autograd itself, by requires_grad_ or torch.autograd.grad: torch.func.vjp in their place has every derivative"
+)
 NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
 
 
 class Refused(NotImplementedError):
     """A case that cannot be right, and that running sample by sample would not fix."""
+
+
+def not_differentiable(name: str, error: Exception) -> str:
+    """Why a backward has no derivative, by the error that it raises."""
+    if isinstance(error, Refused):  # of a class that it calls
+        return str(error)
+    is_autograd = any(sign in str(error) for sign in _OF_AUTOGRAD)
+    return _NOT_DIFFERENTIABLE.format(name, _CALLS_AUTOGRAD if is_autograd else f"{error!s:.80}")
+
+
+class Drew(RuntimeError):
+    """Code that drew numbers from a generator of Python or numpy, which `torch.vmap` does not know."""
 
 
 class Unusable(TorchFunctionMode):

@@ -109,6 +109,8 @@ def breaks(cls: FunctionClass) -> tuple[str, ...]:
     broken.append("compiled transforms")
     if backward is not None and any("once_differentiable" in ast.unparse(d) for d in backward.decorator_list):
         broken.append("second order")
+    elif _saves_an_intermediate(cls):
+        broken.append("second order (a saved intermediate)")
     if any("custom_fwd" in ast.unparse(d) for f in (forward, backward) if f for d in f.decorator_list):
         broken.append("autocast in transforms")
     if _keeps_a_tensor(cls):
@@ -138,6 +140,72 @@ def _keeps_a_tensor(cls: FunctionClass) -> bool:
     return False
 
 
+# Calls whose result has no derivative that could be lost.
+_CONSTANT = re.compile(
+    r"^(gt|ge|lt|le|eq|ne|greater|less|\w*_equal|equal|sign|sgn|round|floor|ceil|trunc|heaviside|arg\w+|nonzero|is\w+"
+    r"|logical_\w+|bool|long|int|byte|\w+_like|bernoulli|size|numel|dim|tensor|zeros|ones|empty|full|detach)_?$"
+)
+
+
+def _saves_an_intermediate(cls: FunctionClass) -> bool:
+    """Whether a tensor is saved that depends on an input and is neither input nor output: a constant to a second derivative."""
+    setup, forward = cls.methods.get("setup_context"), cls.methods.get("forward")
+    function = forward if setup is None else setup
+    names = _arguments(function) if function else []
+    if function is None or forward is None or len(names) < 2:
+        return False
+    context, *given = names
+    known = {*given, *(_names(_returned_values(forward)) if setup is None else ())}
+    made: dict[str, list[ast.expr]] = {}
+    for target, value in _each_assignment(function):
+        if isinstance(target, ast.Name) and value is not None:
+            made.setdefault(target.id, []).append(value)
+    if setup is not None:  # what is unpacked from inputs and output is one of them
+        whole = lambda v: isinstance(v, ast.Subscript) and isinstance(v.value, ast.Name) and v.value.id in given  # noqa: E731
+        known |= {n for n, vs in made.items() if all(whole(v) or (isinstance(v, ast.Name) and v.id in given) for v in vs)}
+    saved = [
+        value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{context}.save_for_backward"
+        for value in node.args
+    ]
+    # Arguments after the first one are often numbers.
+    own = {*given[:1]} if setup is None else {*given}
+    dependent = _dependent(function, own)
+    return any(_is_intermediate(value, known, own, dependent, made) for value in saved)
+
+
+def _returned_values(function: ast.FunctionDef) -> list[ast.expr]:
+    values = [n.value for n in _own_nodes(function) if isinstance(n, ast.Return) and n.value is not None]
+    return [v for value in values for v in (value.elts if isinstance(value, ast.Tuple) else [value])]
+
+
+def _names(values: list[ast.expr]) -> set[str]:
+    return {v.id for v in values if isinstance(v, ast.Name)}
+
+
+def _is_intermediate(
+    value: ast.expr, known: set[str], given: set[str], dependent: set[str], made: dict[str, list[ast.expr]], depth: int = 4
+) -> bool:
+    """Whether an expression is computed from an input and may have a derivative."""
+    if isinstance(value, ast.Name):
+        is_made = value.id in made and depth and (value.id not in known or value.id in given)
+        values = made[value.id] if is_made else []
+        return any(_is_intermediate(v, known - {value.id}, given, dependent, made, depth - 1) for v in values)
+    if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name) and value.value.id in known:
+        return False  # inputs[0]
+    return not isinstance(value, ast.Starred) and _depends(value, dependent) and not _is_flat(value, dependent)
+
+
+def _is_flat(value: ast.expr, given: set[str]) -> bool:
+    """Whether the derivative of an expression is 0, as of masks and indices."""
+    if isinstance(value, ast.Compare) or not _depends(value, given):
+        return True
+    if isinstance(value, (ast.BinOp, ast.BoolOp, ast.UnaryOp)):
+        return all(_is_flat(v, given) for v in ast.iter_child_nodes(value) if isinstance(v, ast.expr))
+    return isinstance(value, ast.Call) and _CONSTANT.match(next(iter(_calls(value)), "")) is not None
+
+
 def _unpacked(function: ast.FunctionDef, whole: set[str]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """The assignments of a function; the first target of ``x, w = inputs`` has the value ``inputs[0]``."""
     for node in ast.walk(function):
@@ -158,12 +226,7 @@ _REDUCTIONS = ("any", "all", "sum", "mean", "max", "min", "equal", "allclose")
 
 def _reads_numbers(function: ast.FunctionDef) -> bool:
     """Whether a rule reads the numbers of a tensor that depends on its arguments, or branches on them."""
-    given = {*_arguments(function)}
-    for _ in range(8):
-        more = {t.id for t, v in _each_assignment(function) if isinstance(t, ast.Name) and v is not None and _depends(v, given)}
-        if more <= given:
-            break
-        given |= more
+    given = _dependent(function, {*_arguments(function)})
     for node in ast.walk(function):
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
             asked, names = node.test, _REDUCTIONS
@@ -173,6 +236,16 @@ def _reads_numbers(function: ast.FunctionDef) -> bool:
             if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in names and _depends(n, given):
                 return True
     return False
+
+
+def _dependent(function: ast.FunctionDef, given: set[str]) -> set[str]:
+    """Some names, and those that are computed from their numbers."""
+    for _ in range(8):
+        more = {t.id for t, v in _each_assignment(function) if isinstance(t, ast.Name) and v is not None and _depends(v, given)}
+        if more <= given:
+            break
+        given = given | more
+    return given
 
 
 def _each_assignment(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -222,8 +295,68 @@ def _by_shape(cls: FunctionClass, adopt: str) -> str:
         return f"spikes.ternary_sign({x}, 0.0, None)" if passes else f"spikes.ternary_sign({x}, 0.0)" if masks else adopt
     if passes and {*_calls(value)} == {"round"}:
         return "step_quantize, k_bit_quantize or replace_grad"
+    named = _learned(cls, value, x, inputs, slope, gradient)
+    if named or _is_zero(slope, gradient):  # what learns is another input
+        return named or adopt
     tie = _tie_of_step(value, x)
     return adopt if tie is None else _spike(cls.name, x, passes, _body(backward), tie)
+
+
+def _is_zero(slope: ast.expr, gradient: str) -> bool:
+    """Whether an expression is 0 whatever the gradient is."""
+    if isinstance(slope, ast.Call):
+        name = next(iter(_calls(slope)), "")
+        return name in ("zeros_like", "zeros", "new_zeros") or (name == "mul" and "0" in ast.unparse(slope).split("mul")[-1])
+    if isinstance(slope, ast.BinOp) and isinstance(slope.op, ast.Mult):
+        return any(isinstance(side, ast.Constant) and side.value == 0 for side in (slope.left, slope.right))
+    return isinstance(slope, ast.Constant) and slope.value == 0
+
+
+def _learned(cls: FunctionClass, value: ast.expr, x: str, inputs: list[str], slope: ast.expr, gradient: str) -> str:
+    """The operator of a class with a parameter that learns: LSQ's scale or the threshold of a JumpReLU; "" for another class."""
+    backward = cls.methods["backward"]
+    returned = [n.value for n in _own_nodes(backward) if isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple)]
+    if len(inputs) < 2 or not any(len(v.elts) > 1 and not _is_none(v.elts[1]) for v in returned):
+        return ""
+    learned, forward = inputs[1], cls.methods["forward"]
+    text = _inlined(value, forward)
+    called = {*_calls(text)}
+    products = [n for n in ast.walk(text) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)]
+    by_learned = [n for n in products if learned in (ast.unparse(n.left), ast.unparse(n.right))]
+    divided = [
+        n for n in ast.walk(text) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div) and _mentions(n.right, learned)
+    ]
+    if "round" in called and {"clamp", "clip", "min", "minimum"} & called and by_learned and divided:
+        return f"quantizers.lsq({x}, {learned}, low, high)"
+    above = [n for n in ast.walk(text) if isinstance(n, ast.Compare) and ast.unparse(n).replace(" ", "") == f"{x}>{learned}"]
+    if above and any(
+        _mentions(n.left, x) ^ _mentions(n.right, x) or _is_same(n.left, x) or _is_same(n.right, x) for n in products
+    ):
+        is_masked = "if" not in ast.unparse(slope) and not _is_zero(slope, gradient)
+        return f"spikes.jumprelu({x}, {learned}, bandwidth)" if is_masked else ""
+    return ""
+
+
+def _inlined(value: ast.expr, function: ast.FunctionDef) -> ast.expr:
+    """The expression with names that are assigned once replaced by their values, in any depth."""
+    assigned: dict[str, list[ast.expr | None]] = {}
+    for target, given in assignments(function):
+        if isinstance(target, ast.Name):
+            assigned.setdefault(target.id, []).append(given)
+    once = {name: v[0] for name, v in assigned.items() if len(v) == 1 and v[0] is not None and not _mentions(v[0], name)}
+
+    class Inline(ast.NodeTransformer):
+        depth = 0
+
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            if node.id not in once or self.depth > 6:
+                return node
+            self.depth += 1
+            found = self.visit(ast.parse(ast.unparse(once[node.id]), mode="eval").body)
+            self.depth -= 1
+            return found
+
+    return Inline().visit(ast.parse(ast.unparse(value), mode="eval").body)
 
 
 def _arguments(function: ast.FunctionDef) -> list[str]:

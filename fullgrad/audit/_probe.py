@@ -1,11 +1,13 @@
 """`probe`: the checks of the kit on a found Function, as it is and adopted, if its inputs can be guessed."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -71,16 +73,29 @@ def _module(file: str) -> Any:
     return module
 
 
+# Words in the names of arguments, and the number of such an argument.
+_NUMBERS = (("bit", 4), ("min|low|neg|qn", -8), ("max|high|pos|qp", 7), ("dim|axis", -1))
+
+
 def _guesses(cls: Any) -> Iterator[tuple[Any, ...]]:
-    """A tensor, and for the other arguments without a default a number, an integer, a tensor or True each."""
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """A tensor, and for the other arguments without a default a number, an integer, a tensor or True each; or a tensor for the
+    second one, of one number, or of one for each row or channel, and numbers by their names for the rest.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, image = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3, 4), (2, 3, 4, 4))]
     parameters = [*inspect.signature(cls.forward).parameters.values()]
     parameters = parameters[cls.setup_context is torch.autograd.Function.setup_context :]
     needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    for filler in (1.0, 2, torch.full((4,), 0.5, dtype=torch.float64), True):
+    tensor = functools.partial(torch.full, fill_value=0.5, dtype=torch.float64)
+    for filler in (1.0, 2, tensor((4,)), True):
         yield (x, *[filler] * (len(needed) - 1))
         if len(needed) <= 1:
             return
+    numbers = [next((n for words, n in _NUMBERS if re.search(words, p.name.lower())), 1.0) for p in needed[2:]]
+    for first, shapes in ((x, ((), (1,), (4,), (3, 1), (3,))), (image, ((3,), (3, 1, 1), (1, 3, 1, 1)))):
+        for shape in shapes:
+            yield (first, tensor(shape), *numbers)
+            yield (first, *[tensor(shape)] * (len(needed) - 1))
 
 
 def _tried(cls: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:

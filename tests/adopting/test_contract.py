@@ -336,6 +336,43 @@ def test_a_class_that_breaks_the_graph_is_compiled(with_gradient):
     close(y.detach(), 2 * X.sin())
 
 
+class Looking(torch.autograd.Function):
+    """A backward that breaks a graph."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        _ = float(g.sum())
+        return g * ctx.saved_tensors[0].cos()
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("cls", [Looking, Printing])
+def test_a_compiled_transform_of_a_class_that_breaks_the_graph(cls, backend):
+    """The gradient is right, or fails with the error of torch's own code that breaks a graph in this backend."""
+
+    def breaks(x):
+        y = x.sin()
+        print(end="")
+        return y.sum()
+
+    def outcome(f):
+        torch._dynamo.reset()
+        try:
+            return torch.compile(grad(f), backend=backend)(X).tolist()
+        except Exception as error:
+            return type(error)
+
+    with fullgrad.adopting():
+        assert outcome(lambda x: cls.apply(x).sum()) == outcome(breaks)
+
+
 def test_no_trial_draws_inside_of_a_legacy_vmap():
     """The first call of a class may be in `torch.autograd.functional.jacobian` with a batch of tangents."""
 

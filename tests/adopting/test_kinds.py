@@ -520,6 +520,124 @@ def test_a_backward_that_asks_autograd_for_the_gradients_of_parameters():
     assert_close(vmap(grad(of))(oracle.batch(X)), expected.expand(3, 4))
 
 
+def recomputing(keep, call=lambda run, *xs: run(*xs)):
+    """A class as in invertible networks: it gets a module and its parameters, and runs the module again in its backward."""
+
+    def forward(ctx, run, count, *tensors):
+        ctx.run, ctx.count = run, count
+        keep(ctx, tensors)
+        with torch.no_grad():
+            return call(run, *[t.detach() for t in tensors[:count]])
+
+    def backward(ctx, g):
+        tensors = ctx.saved_tensors or ctx.kept
+        xs, parameters = [t.detach().requires_grad_() for t in tensors[: ctx.count]], tensors[ctx.count :]
+        with torch.enable_grad():
+            y = call(ctx.run, *xs)
+        return None, None, *torch.autograd.grad(y, (*xs, *parameters), g)
+
+    return function(forward, backward)
+
+
+class Recomputing(torch.nn.Module):
+    """A module whose parameters are arguments, next to one of its methods, itself or a closure."""
+
+    def __init__(self, apply, passed):
+        super().__init__()
+        self.inner, self.apply_to, self.passed = torch.nn.Linear(4, 4, dtype=X.dtype), apply, passed
+
+    def forward(self, x):
+        return self.apply_to(self.passed(self.inner), 1, x, *self.inner.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
+@pytest.mark.parametrize(
+    "passed", [lambda m: m, lambda m: m.forward, lambda m: lambda x: m(x)], ids=["module", "method", "closure"]
+)
+@pytest.mark.parametrize(
+    "keep", [lambda ctx, ts: ctx.save_for_backward(*ts), lambda ctx, ts: setattr(ctx, "kept", ts)], ids=["saved", "kept"]
+)
+def test_a_module_whose_parameters_are_arguments_too(passed, keep):
+    """Under `functional_call` its code uses the arguments, also in the backward, where the module has its own again."""
+    model = Recomputing(fullgrad.adopt(recomputing(keep)), passed)
+    given = {name: 2 * p.detach() for name, p in model.named_parameters()}
+    batch = oracle.batch(X)
+
+    def loss(parameters, x, model=model):
+        return functional_call(model, parameters, (x,)).square().sum()
+
+    def plain(parameters, x):
+        return loss({name.partition(".")[2]: p for name, p in parameters.items()}, x, model.inner)
+
+    assert_close(grad(loss, (0, 1))(given, X), grad(plain, (0, 1))(given, X))
+    of_all = lambda f: vmap(grad(f, (0, 1)), (None, 0))(given, batch)  # noqa: E731
+    assert_close(of_all(loss), of_all(plain))
+    of_x = lambda m: grad(lambda x: m(x).square().sum())(X)  # noqa: E731
+    assert_close(of_x(model), of_x(model.inner))
+
+
+@pytest.mark.filterwarnings("ignore:.*sample by sample:UserWarning")
+@pytest.mark.parametrize(
+    ("transform", "x"),
+    [(push, X), (hessian, X), (lambda f: jacrev(jacrev(f)), X), (lambda f: vmap(hessian(f)), oracle.batch(X))],
+    ids=["jvp", "hessian", "reverse", "batched"],
+)
+def test_a_backward_that_calls_autograd_is_told_what_to_do(transform, x):
+    """A class whose backward asks autograd about another class is refused by its name, with what works instead; that works."""
+    inner = fullgrad.adopt(function(saves, lambda ctx, g: g * ctx.saved_tensors[0].cos(), "Inner"))
+
+    def again(ctx, g):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(inner(x), x, g)[0]
+
+    with pytest.raises(NotImplementedError, match=r"Outer\.backward .*it calls autograd itself.*torch\.func\.vjp in their place"):
+        transform(total(fullgrad.adopt(function(saves, again, "Outer"))))(x)
+    outer = fullgrad.adopt(function(saves, lambda ctx, g: torch.func.vjp(inner, ctx.saved_tensors[0])[1](g)[0], "Outer"))
+    assert_close(transform(total(outer))(x), transform(total(inner))(x))
+
+
+def alternating(flip):
+    """A class whose backward is a class of the same kind, made when it is needed, as filters are."""
+
+    def filtered(ctx, x):
+        return x.flip(-1).cumsum(-1).flip(-1) if flip else x.cumsum(-1)
+
+    return function(filtered, lambda ctx, g: alternating(not flip).apply(g))
+
+
+class Recursion(Function):
+    """A filter over time, written into a new tensor, whose gradient is the same filter, backwards in time."""
+
+    @staticmethod
+    def forward(ctx, x, a):
+        y = torch.zeros_like(x)
+        for t in range(x.shape[-1]):
+            y[..., t] = x[..., t] - (a * y[..., t - 1] if t else 0)
+        ctx.save_for_backward(a, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        a, y = ctx.saved_tensors
+        of_x = Recursion.apply(g.flip(-1), a).flip(-1)
+        return of_x, -(of_x * torch.nn.functional.pad(y[..., :-1], (1, 0))).sum()
+
+
+@pytest.mark.parametrize(
+    "transform", [jacfwd, hessian, lambda f: jacfwd(jacfwd(f)), lambda f: lambda v: vmap(hessian(f))(v[None])[0]]
+)
+@pytest.mark.parametrize(
+    "call", [lambda v: alternating(True).apply(v), lambda v: Recursion.apply(v[:-1], v[-1])], ids=["new classes", "itself"]
+)
+def test_a_backward_that_calls_its_own_kind(call, transform):
+    """The trial of a backward that calls its own class, or makes another one like it, has an end."""
+    f = lambda v: (call(v).sin() * v[0]).sum()  # noqa: E731
+    with fullgrad.adopting():
+        found = transform(f)(X)
+    assert_close(found, oracle.gradient(f, X) if transform is jacfwd else oracle.hessian(f, X))
+
+
 # --- Constants of a backward ------------------------------------------------------------------------------------------------
 
 

@@ -279,6 +279,80 @@ class Derived(Whole):
     assert [f.name for f in found] == ["Whole", "Derived"]
 
 
+LEARNED = """
+import torch
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale, low, high):
+        ctx.save_for_backward(x, scale)
+        SETUP
+        return VALUE
+
+    @staticmethod
+    def backward(ctx, g):
+        x, scale = ctx.saved_tensors
+        return GRADIENT, (g * x).sum(), None, None
+"""
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("setup", "value", "gradient", "write"),
+    [
+        ("q = (x / scale).round().clamp(low, high)", "q * scale", "g * (x.abs() < 1)", "quantizers.lsq(x, scale, low, high)"),
+        ("y = torch.round(torch.clamp(x / scale, low, high)) * scale", "y", "g", "quantizers.lsq(x, scale, low, high)"),
+        ("pass", "(x / 2).round().clamp(low, high) * 2", "g", "adopt(Own)"),
+        ("mask = (x > scale).to(x)", "x * mask", "g * (x > scale)", "spikes.jumprelu(x, scale, bandwidth)"),
+        ("pass", "(x > scale) * x", "(x > scale) * g", "spikes.jumprelu(x, scale, bandwidth)"),
+        ("pass", "(x > scale).to(x)", "0.0 * g", "adopt(Own)"),
+        ("pass", "(x > scale).to(x)", "torch.zeros_like(g)", "adopt(Own)"),
+        ("pass", "(x > scale).to(x)", "g / (1 + x**2)", "spikes.from_slope(slope)"),
+    ],
+)
+def test_a_class_with_a_parameter_that_learns(setup, value, gradient, write):
+    """LSQ and JumpReLU have operators of their own; a class that gives its input no gradient is no spike of a slope."""
+    text = LEARNED.replace("SETUP", setup).replace("VALUE", value).replace("GRADIENT", gradient)
+    assert audit_source(text, "")[0].replacement == write
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("saved", "is_told"),
+    [
+        ("x", False),
+        ("y", False),
+        ("x, None, w", False),
+        ("torch.sigmoid(x)", True),
+        ("s", True),
+        ("x.clone()", True),
+        ("bytes_", True),
+        ("mask", False),
+        ("x > 0", False),
+        ("(x > 0) & (x < 1)", False),
+        ("x.gt(0) * x.lt(1)", False),
+        ("x.argmax(-1)", False),
+        ("w * 2", False),
+        ("torch.tensor(w)", False),
+    ],
+)
+@pytest.mark.parametrize("is_new_style", [False, True])
+def test_a_saved_intermediate_is_told(saved, is_told, is_new_style):
+    """What is saved and is neither input nor output nor a mask is a constant to a second derivative, which the audit says."""
+    made = "s = torch.sigmoid(x); bytes_ = (s * 255).to(torch.uint8); mask = s > 0.5"
+    if is_new_style:
+        if saved == "w * 2":  # all inputs alike
+            return
+        forward = "    def forward(x, w): return x.exp()\n    @staticmethod\n    def setup_context(ctx, inputs, output):\n"
+        forward += f"        x, w = inputs; y = output; {made}\n        ctx.save_for_backward({saved})"
+    else:
+        forward = (
+            f"    def forward(ctx, x, w):\n        y = x.exp(); {made}\n        ctx.save_for_backward({saved})\n        return y"
+        )
+    text = f"import torch\nclass Own(torch.autograd.Function):\n    @staticmethod\n{forward}\n"
+    assert ("second order (a saved intermediate)" in audit_source(text, "")[0].breaks) is is_told
+
+
 @pytest.mark.short
 @pytest.mark.parametrize(
     ("line", "keeps"),
@@ -419,6 +493,27 @@ def test_probes_run_what_was_found(tmp_path):
     assert probe(finding) == {"not run": "it draws random numbers"}
     file.write_text(SOURCE + "raise RuntimeError('this runs')\n")
     assert "RuntimeError: this runs" in probe(finding)["not run"]
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [
+        ("(x / s.view(-1, 1)).round().clamp(low, high) * s.view(-1, 1)", "g, g.sum(1), None, None"),
+        ("(x / s.reshape(1, -1, 1, 1)).round() * s.reshape(1, -1, 1, 1) * low / high", "g, g.sum((0, 2, 3)), None, None"),
+        ("x * s.item() * low * high", "g, None, None, None"),
+    ],
+)
+def test_probes_guess_parameters_by_row_and_channel(forward, backward, tmp_path):
+    """A scale may be one number, or one for each row or channel; other arguments are numbers by their names."""
+    file = tmp_path / f"audited_{abs(hash(forward))}.py"
+    file.write_text(
+        "import torch\nclass Own(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x, s, low, high):\n"
+        f"        assert low < high and x.shape[0] > 1\n        return {forward}\n"
+        f"    @staticmethod\n    def backward(ctx, g):\n        return {backward}\n"
+    )
+    (finding,) = audit([str(file)])
+    assert {*probe(finding)} == {*PROBES}
 
 
 def test_operators_of_torch(tmp_path, capsys):

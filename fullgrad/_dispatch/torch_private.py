@@ -1081,7 +1081,7 @@ def higher_order_kernels(
 
     for name, kernel in kernels.items():
         op = getattr(torch.ops.higher_order, name, None)
-        tables = getattr(op, "functorch_table", None), getattr(op, "py_kernels", None)
+        tables: Any = getattr(op, "functorch_table", None), getattr(op, "py_kernels", None)
         if None not in tables and autograd in tables[1]:
             of_now = rules(kernel, tables[1][autograd])
             for table, new in zip(tables, of_now, strict=True):

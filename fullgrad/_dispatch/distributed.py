@@ -211,7 +211,7 @@ def _labels(rules: Rules, args: Sequence[Any]) -> _Labels:
 def _may_split_row(operator: Any, args: Sequence[Any]) -> bool:
     """Whether an operator runs on parts of rows, for these arguments."""
     splits: Any = getattr(operator, "splits_rows", False)
-    return (splits(*args) if callable(splits) else splits) and not is_tracing()
+    return bool(splits(*args) if callable(splits) else splits) and not is_tracing()
 
 
 class _Input(NamedTuple):

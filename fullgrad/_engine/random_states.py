@@ -63,7 +63,7 @@ def restore_host_states(states: Sequence[Any]) -> None:
 
 
 def host_marks() -> list[Any]:
-    """What changes with the states, and is much cheaper, except for one normal number that numpy has in store."""
+    """Numbers that change with the states, and are much cheaper, except for one normal number that numpy has in store."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return [random.getstate()]

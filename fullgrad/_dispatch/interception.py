@@ -283,7 +283,7 @@ def intercept_functions(others: dict[str, Callable[..., Any]], on: bool) -> None
 
 
 def _names_of(name: str, function: Any, other: Callable[..., Any]) -> Any:
-    """What the replaced code of a function calls. Compiled code without a transform keeps torch's operators."""
+    """The functions that the replaced code calls. Compiled code without a transform keeps torch's operators."""
     own = _functions[name] = _copy(function)
     own.__defaults__, own.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 

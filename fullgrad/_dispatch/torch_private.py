@@ -1068,10 +1068,9 @@ def higher_order_kernels(
 
     for name, kernel in kernels.items():
         op = getattr(torch.ops.higher_order, name, None)
-        tables = getattr(op, "functorch_table", None), getattr(op, "py_kernels", None)
-        if None not in tables and autograd in tables[1]:
-            of_now = rules(kernel, tables[1][autograd])
-            for table, new in zip(tables, of_now, strict=True):
+        tables: list[Any] = [getattr(op, place, {}) for place in ("functorch_table", "py_kernels")]
+        if autograd in tables[1]:
+            for table, new in zip(tables, rules(kernel, tables[1][autograd]), strict=True):
                 found.append((op, table, new, {kind: table[kind] for kind in new if kind in table}))
 
     def switch(on: bool) -> None:

@@ -253,7 +253,10 @@ _functions: dict[str, Any] = {}
 
 def may_be_differentiated() -> bool:
     """Whether a transform is active, or a derivative may be taken of what is computed now and no tracer keeps operators."""
-    return transforms_active() or forward_mode_is_on() or (torch.is_grad_enabled() and not dispatch_modes())
+    if transforms_active() or forward_mode_is_on():
+        return True
+    # An export traces above autograd, where its mode is not among those that are counted.
+    return torch.is_grad_enabled() and not (dispatch_modes() or torch_private.is_compiling() or torch_private.is_recorded())
 
 
 def torch_function(name: str) -> Any:

@@ -198,6 +198,22 @@ def test_wrong_control_flow_is_refused():
                 jvp(call, (X,), (X,))
 
 
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin() * x, lambda x: x.cos() * x, (x,))
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_control_flow(strict):
+    """An export inside the context keeps torch's operator, and its program has every derivative there."""
+    with fullgrad.completing():
+        program = torch.export.export(Branches(), (X,), strict=strict)
+        assert "cond" in program.graph_module.code
+        found = hessian(loss(program.module()))(X)
+    torch.testing.assert_close(found, hessian(loss(lambda x: torch.where(x.sum() > 0, x.sin() * x, x.cos() * x)))(X))
+
+
 def test_torch_is_as_before():
     """Outside of the context torch's own functions and tables stand there again."""
 

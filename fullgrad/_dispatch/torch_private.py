@@ -1016,6 +1016,12 @@ def python_functions() -> dict[str, Any]:
     return {name: function for name, function in found.items() if isinstance(function, FunctionType)}
 
 
+def forget_signature(function: Any) -> None:
+    """Forget the arguments that Dynamo has noted for a function, whose code is another one now."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    getattr(functions, "_spec_cache", {}).pop(function, None)
+
+
 def flex_attention_module() -> Any:
     """The module of flexible attention, whose function checks arguments and then calls an operator by a compiler."""
     import torch.nn.attention.flex_attention

@@ -215,7 +215,7 @@ class Branches(torch.nn.Module):
         return torch.cond(x.sum() > 0, lambda x: x.sin() * x, lambda x: x.cos() * x, (x,))
 
 
-@pytest.mark.long(but=1)
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_control_flow(strict):
     """An export inside the context keeps torch's operator, and its program has every derivative there."""

@@ -253,7 +253,10 @@ _functions: dict[str, Any] = {}
 
 def may_be_differentiated() -> bool:
     """Whether a transform is active, or a derivative may be taken of what is computed now and no tracer keeps operators."""
-    return transforms_active() or forward_mode_is_on() or (torch.is_grad_enabled() and not dispatch_modes())
+    if transforms_active() or forward_mode_is_on():
+        return True
+    # An export traces above autograd, where its mode is not among those that are counted.
+    return torch.is_grad_enabled() and not (dispatch_modes() or torch_private.is_compiling() or torch_private.is_recorded())
 
 
 def torch_function(name: str) -> Any:
@@ -280,10 +283,11 @@ def intercept_functions(others: dict[str, Callable[..., Any]], on: bool) -> None
                 _function_codes.append((function, original, other))
     for function, original, other in _function_codes:
         function.__code__ = other if on else original
+        torch_private.forget_signature(function)
 
 
 def _names_of(name: str, function: Any, other: Callable[..., Any]) -> Any:
-    """The functions that the replaced code of a function calls. Compiled code without a transform keeps torch's operators."""
+    """The functions that the replaced code calls. Compiled code without a transform keeps torch's operators."""
     own = _functions[name] = _copy(function)
     own.__defaults__, own.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 

@@ -1029,6 +1029,12 @@ def python_functions() -> dict[str, Any]:
     return {name: function for name, function in found.items() if isinstance(function, FunctionType)}
 
 
+def forget_signature(function: Any) -> None:
+    """Forget the arguments that Dynamo has noted for a function, whose code is another one now."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    getattr(functions, "_spec_cache", {}).pop(function, None)
+
+
 def flex_attention_module() -> Any:
     """The module of flexible attention, whose function checks arguments and then calls an operator by a compiler."""
     import torch.nn.attention.flex_attention
@@ -1081,10 +1087,9 @@ def higher_order_kernels(
 
     for name, kernel in kernels.items():
         op = getattr(torch.ops.higher_order, name, None)
-        tables: Any = getattr(op, "functorch_table", None), getattr(op, "py_kernels", None)
-        if None not in tables and autograd in tables[1]:
-            of_now = rules(kernel, tables[1][autograd])
-            for table, new in zip(tables, of_now, strict=True):
+        tables: list[Any] = [getattr(op, place, {}) for place in ("functorch_table", "py_kernels")]
+        if autograd in tables[1]:
+            for table, new in zip(tables, rules(kernel, tables[1][autograd]), strict=True):
                 found.append((op, table, new, {kind: table[kind] for kind in new if kind in table}))
 
     def switch(on: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import below_transforms, can_read_numbers, has_data, innermost, pytree, torch_function
+from fullgrad._dispatch import below_transforms, can_read_numbers, has_data, innermost, is_recorded, pytree, torch_function
 from fullgrad.completion._registry import HIGHER_ORDER, replaces_function
 
 
@@ -23,10 +23,10 @@ def _chosen(name: str, condition: Any) -> bool | Tensor:
             f"{name}: the condition must be a bool or a tensor with one element, got shape {tuple(condition.shape)}."
         )
     own = condition if torch.compiler.is_dynamo_compiling() else innermost(condition)
-    if torch.compiler.is_dynamo_compiling() or not has_data(own) or not can_read_numbers(own):
+    if torch.compiler.is_dynamo_compiling() or is_recorded() or not has_data(own) or not can_read_numbers(own):
         raise NotImplementedError(
-            f"{name} has no derivative or batch in compiled code, where its condition is not known. Call the transform outside "
-            "of compiled code, or use torch.where."
+            f"{name} has no derivative or batch in compiled or recorded code, as of torch.func.linearize, where its condition is "
+            "not known. Call the transform outside of it, or use torch.where."
         )
     if own.numel() == 1:
         return below_transforms(lambda: bool(own))

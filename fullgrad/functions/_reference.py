@@ -34,6 +34,7 @@ def with_reference(
     reference: Callable[..., Any],
     *,
     backward: Callable[..., Any] | None = None,
+    jvp: Callable[..., Any] | None = None,
     nondiff_outnums: int | Sequence[int] = (),
     vmap_method: str = "sequential",
     like: Callable[..., Any] | None = None,
@@ -45,11 +46,12 @@ def with_reference(
 
     at every order and under every transform: the value is the kernel's, which may be any code (a call into CUDA, C++ or numpy),
     and the derivative that of ``reference``, plain torch code for the same function. ``backward``, if there is one, is the
-    kernel of the first derivative in reverse mode; its own derivative is again that of the reference. So training calls kernels
-    alone, and tangents and Hessians call the reference. Saved: the tensors among the arguments, and the results for ``backward``.
+    kernel of the first derivative in reverse mode, and ``jvp`` that in forward mode; their own derivatives are again those of the
+    reference. So training calls kernels alone, and Hessians call the reference. Saved: the tensors among the arguments, and the
+    results for ``backward`` and ``jvp``.
 
     A tensor that both functions use besides their arguments, such as a parameter of a module, gets its derivative from the
-    reference; ``backward`` is then left out.
+    reference; ``backward`` and ``jvp`` are then left out.
 
     Args:
         kernel: A function of any structure of tensors and constants, which returns one.
@@ -57,6 +59,9 @@ def with_reference(
         backward: ``backward(inputs, outputs, grads)`` gets the positional arguments as a tuple, the result, and a structure like
             it of gradients: for a result that is one tensor, one tensor and no tuple. It returns a tuple with the gradient of
             each positional argument, of its shape, or None for 0.
+        jvp: ``jvp(inputs, outputs, tangents)`` gets the positional arguments as a tuple, the result, and a tuple with the tangent
+            of each positional argument, or None where it has none. It returns a structure like the result of tangents, in which
+            None is 0.
         nondiff_outnums: Positions, among the tensors of the result, of those that have no derivative; ``reference`` may return
             None there.
         vmap_method: How ``vmap`` calls kernels. ``"sequential"``: sample by sample; ``"broadcast"``: once, with a dimension more
@@ -69,8 +74,8 @@ def with_reference(
         The operator, a function of the same arguments. It has ``kernel``'s name, and pickles by it or if its parts do.
 
     Raises:
-        TypeError: A function is not callable. When a derivative is taken: a result of ``reference`` or ``backward`` differs in
-            structure or dtype.
+        TypeError: A function is not callable. When a derivative is taken: a result of ``reference``, ``backward`` or
+            ``jvp`` differs in structure or dtype.
         ValueError: ``vmap_method`` is another string. When a derivative is taken: a result differs in shape.
         RuntimeError: When called: a kernel changes an argument in place. When a derivative is taken: ``reference`` uses a tensor
             that needs a derivative, and that could not be known in the forward; or it draws random numbers and the kernel is
@@ -89,14 +94,14 @@ def with_reference(
 
     Source: the design is fullgrad's own; ``jax.pure_callback`` has the same ways to batch.
     """
-    for name, f in (("kernel", kernel), ("reference", reference), ("backward", backward), ("like", like)):
-        if not callable(f) and not (f is None and name in ("backward", "like")):
+    for name, f in (("kernel", kernel), ("reference", reference), ("backward", backward), ("jvp", jvp), ("like", like)):
+        if not callable(f) and not (f is None and name not in ("kernel", "reference")):
             raise TypeError(f"with_reference: `{name}` must be callable, got a value of type {type(f).__name__}.")
     checks.choice("with_reference", "vmap_method", vmap_method, METHODS)
     constant = (nondiff_outnums,) if isinstance(nondiff_outnums, int) else tuple(nondiff_outnums)
     if not all(isinstance(i, int) and i >= 0 for i in constant):
         raise TypeError(f"with_reference: `nondiff_outnums` must be integers of at least 0, got {nondiff_outnums!r}.")
-    return WithReference(kernel, reference, backward, constant, vmap_method, like)
+    return WithReference(kernel, reference, backward, constant, vmap_method, like, jvp)
 
 
 class WithReference(Made[P, R]):
@@ -104,13 +109,15 @@ class WithReference(Made[P, R]):
 
     kind = "with_reference"
 
-    def __init__(self, kernel: Any, reference: Any, backward: Any, constant: tuple[int, ...], method: str, like: Any) -> None:
+    def __init__(
+        self, kernel: Any, reference: Any, backward: Any, constant: tuple[int, ...], method: str, like: Any, jvp: Any = None
+    ) -> None:
         super().__init__(self.kind, kernel)
-        self.made_of = kernel, reference, backward, constant, method, like
-        self.reference, self.backward, self.constant, self.method, self.like = self.made_of[1:]
+        self.made_of = kernel, reference, backward, constant, method, like, jvp
+        self.reference, self.backward, self.constant, self.method, self.like, self.jvp = self.made_of[1:]
 
     def parts(self) -> list[Any]:
-        return [self.function, self.reference, self.backward]
+        return [self.function, self.reference, self.backward, self.jvp]
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call([*args, kwargs])
@@ -157,10 +164,13 @@ class _Reference:
         self.where = [i for i, y in enumerate(values) if may_differ(y) and i not in owner.constant]
         self.like, self.inputs = [(values[i].shape, values[i].dtype) for i in self.where], len(inputs)
         rule, kept = by_reference(self.again), []
-        if owner.backward is not None and self.inputs == self.count:
+        kernels = {name: f for name, f in (("backward", owner.backward), ("jvp", owner.jvp)) if f is not None}
+        if kernels and self.inputs == self.count:
+            name = next(iter(kernels))
             if is_differentiated(of_keywords):
-                raise TypeError(f"{owner.label} has a `backward`, which gives gradients of positional arguments only.")
-            surroundings = Surroundings(f"{owner.label}: `backward`", owner.backward, *self.closure.objects)
+                kind = "gradients" if name == "backward" else "tangents"
+                raise TypeError(f"{owner.label} has a `{name}`, which gives {kind} of positional arguments only.")
+            surroundings = Surroundings(f"{owner.label}: `{name}`", *kernels.values(), *self.closure.objects)
             rule, kept = Rule(self.pull, self.push).within(surroundings), list(values)
         for i, y in zip(self.where, declared(rule, [values[i] for i in self.where], [*inputs, *kept]), strict=True):
             values[i] = y
@@ -185,7 +195,7 @@ class _Reference:
         m = self.inputs
         x, y = inputs[:m], inputs[m:]
         # A batch of cotangents, which no kernel can take, or compiled autograd, which traces what a backward does.
-        if is_dynamo_compiling() or in_legacy_vmap():
+        if self.owner.backward is None or is_dynamo_compiling() or in_legacy_vmap():
             return [*by_reference(self.again).pull(x, cotangents, needs[:m]), *[None] * len(y)]
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
 
@@ -208,8 +218,40 @@ class _Reference:
         return scattered(m + len(y), where, values)
 
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
-        """The tangents of the reference, for inputs that the results follow."""
-        return by_reference(self.again).push(inputs[: self.inputs], tangents[: self.inputs], like)
+        """The tangents by `jvp`, whose derivative is that of the reference's, for inputs that the results follow."""
+        m = self.inputs
+        x, given, of_reference = inputs[:m], tangents[:m], by_reference(self.again)
+        if self.owner.jvp is None or is_dynamo_compiling() or in_legacy_vmap():
+            return of_reference.push(x, given, like)
+        where = tuple([i for i, t in enumerate(given) if t is not None])
+        moving = [t for t in given if t is not None]
+
+        def value(*all: Tensor) -> list[Tensor]:
+            with self.closure.replay.again():
+                found = self._jvp(all[:m], all[m : len(inputs)], scattered(m, where, all[len(inputs) :]))
+            pairs = zip(found, results(*all), strict=True)
+            return [torch.zeros_like(y) if t is None else check_like(tangent, "result", t, y.shape, y.dtype) for t, y in pairs]
+
+        def results(*all: Tensor) -> list[Tensor]:
+            return [all[m + i] for i in self.where]
+
+        label = f"{self.owner.label}: `jvp`"
+        tangent = f"{label}: a tangent"
+        values = self._values(Refusing(label, self.owner.jvp), value, results, [*inputs, *moving])
+        if is_differentiated([*x, *moving]):
+            of_tangent = by_reference(lambda *all: of_reference.push(all[:m], scattered(m, where, all[m:]), like))
+            values = declared(of_tangent, values, [*x, *moving])
+        return values
+
+    def _jvp(self, x: Sequence[Tensor], y: Sequence[Tensor], tangents: Maybe) -> list[Any]:
+        """The tangents of the differentiable results, or None, as `jvp` returns them."""
+        jvp: Any = self.owner.jvp
+        outputs, given = self.structure.tree(y), self.call.beside(tangents)[:-1]
+        found = self.call.run(lambda *args: jvp(args[:-1], outputs, given), x)
+        if found is None:
+            return [None] * len(self.where)
+        leaves = self.structure.flattened(found, f"{self.owner.label}: the result of `jvp`")
+        return [leaves[i] for i in self.where]
 
     def _floating(self, *all: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.again(*all))

@@ -10,7 +10,6 @@ call other operators. The packages whose operators these are like:
 * sphericart: spherical · torch-cluster, PyTorch3D: pairwise, huber_of_pairs
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -719,31 +718,30 @@ case(
 
 
 @operator
-def jagged_softmax(values: Tensor, offsets: Tensor) -> Tensor:
+def jagged_softmax(values: Tensor, sizes: list[int]) -> Tensor:
     """The softmax of each part of a jagged row."""
-    bounds = offsets.tolist()
-    return torch.cat([values[a:b].softmax(0) for a, b in itertools.pairwise(bounds)])
+    return torch.cat([part.softmax(0) for part in values.split(sizes)])
 
 
 @jagged_softmax.register_fake
-def _(values, offsets):
+def _(values, sizes):
     return torch.empty_like(values)
 
 
+def _jagged_setup(ctx, inputs, output):
+    ctx.sizes = inputs[1]
+    ctx.save_for_backward(output)
+
+
 def _jagged_backward(ctx, g):
-    y, offsets = ctx.saved_tensors
-    part = torch.searchsorted(offsets, torch.arange(len(y)), right=True) - 1
-    sums = torch.zeros(len(offsets) - 1, dtype=g.dtype).index_add(0, part, g * y)
-    return y * (g - sums[part]), None
+    parts = zip(ctx.saved_tensors[0].split(ctx.sizes), g.split(ctx.sizes), strict=True)
+    return torch.cat([y * (h - (h * y).sum()) for y, h in parts]), None
 
 
-jagged_softmax.register_autograd(
-    _jagged_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output, inputs[1])
-)
-_OFFSETS = torch.tensor([0, 2, 5])
+jagged_softmax.register_autograd(_jagged_backward, setup_context=_jagged_setup)
 case(
     "jagged_softmax, the output saved",
-    lambda x: jagged_softmax(x, _OFFSETS),
+    lambda x: jagged_softmax(x, [2, 3]),
     lambda x: torch.cat([x[:2].softmax(0), x[2:].softmax(0)]),
     draw(5),
 )

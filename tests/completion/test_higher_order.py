@@ -198,6 +198,34 @@ def test_wrong_control_flow_is_refused():
                 jvp(call, (X,), (X,))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["cond", "while_loop", "scan"])
+def test_compiled_before_inside_and_after(name):
+    """Code that was compiled outside of the context is right inside of it, and after it."""
+    compiled = torch.compile(CONTROL_FLOW[name][0], backend="aot_eager", fullgraph=True)
+    expected = CONTROL_FLOW[name][1](X)
+    torch.testing.assert_close(tree_leaves(compiled(X)), tree_leaves(expected))
+    with fullgrad.completing():
+        torch.testing.assert_close(tree_leaves(compiled(X)), tree_leaves(expected))
+    torch.testing.assert_close(tree_leaves(compiled(X)), tree_leaves(expected))
+
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin() * x, lambda x: x.cos() * x, (x,))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_control_flow(strict):
+    """An export inside the context keeps torch's operator, and its program has every derivative there."""
+    with fullgrad.completing():
+        program = torch.export.export(Branches(), (X,), strict=strict)
+        assert "cond" in program.graph_module.code
+        found = hessian(loss(program.module()))(X)
+    torch.testing.assert_close(found, hessian(loss(lambda x: torch.where(x.sum() > 0, x.sin() * x, x.cos() * x)))(X))
+
+
 def test_torch_is_as_before():
     """Outside of the context torch's own functions and tables stand there again."""
 

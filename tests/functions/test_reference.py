@@ -35,6 +35,13 @@ def backward(inputs, outputs, grads):
     return (torch.from_numpy(numpy.asarray(g * (numpy.logaddexp(x, 0) + x / (1 + numpy.exp(-x))) + 0 * y)),)
 
 
+def pushed(inputs, outputs, tangents):
+    """Its tangent by numpy."""
+    CALLS.append("jvp")
+    x, y, t = inputs[0].numpy(), outputs.numpy(), tangents[0].numpy()
+    return torch.from_numpy(numpy.asarray(t * (numpy.logaddexp(x, 0) + x / (1 + numpy.exp(-x))) + 0 * y))
+
+
 def counted(x):
     """The reference, counted."""
     CALLS.append("reference")
@@ -46,6 +53,8 @@ OPERATORS = {
     "broadcast": fullgrad.with_reference(kernel, counted, vmap_method="broadcast"),
     "map": fullgrad.with_reference(lambda x: reference(x.clone()), counted, vmap_method="map"),
     "backward": fullgrad.with_reference(kernel, counted, backward=backward),
+    "jvp": fullgrad.with_reference(kernel, counted, jvp=pushed),
+    "jvp, backward, broadcast": fullgrad.with_reference(kernel, counted, backward=backward, jvp=pushed, vmap_method="broadcast"),
     "backward, broadcast": fullgrad.with_reference(kernel, counted, backward=backward, vmap_method="broadcast"),
 }
 
@@ -73,6 +82,88 @@ def test_training_calls_the_kernels_alone():
         run()
         assert {*CALLS} == expected
     assert len([c for c in CALLS if c == "kernel"]) == 1
+
+
+def test_a_kernel_of_the_tangent():
+    """Value, gradient and tangent call kernels alone; what is differentiated again calls the reference."""
+    f = OPERATORS["jvp, backward, broadcast"]
+    for run, expected in {
+        lambda: jvp(f, (X,), (X,)): {"kernel", "jvp"},
+        lambda: vmap(lambda x: jvp(f, (x,), (x,)))(X): {"kernel", "jvp"},
+        lambda: jvp(lambda x: f(x)[0], (X.clone().requires_grad_(),), (X,))[0].sum().backward(): {"kernel", "jvp", "backward"},
+        lambda: grad(lambda x: jvp(f, (x,), (X,))[1].sum())(X): {"kernel", "jvp", "reference"},
+    }.items():
+        CALLS.clear()
+        run()
+        assert {*CALLS} == expected
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.mT / 2, -1) @ v
+
+
+def of_attention(q, k, v):
+    """A kernel, with the shares of all keys."""
+    q, k, v = [x.detach().numpy() for x in (q, k, v)]
+    shares = numpy.exp(q @ k.swapaxes(-1, -2) / 2)
+    shares = shares / shares.sum(-1, keepdims=True)
+    return torch.from_numpy(shares @ v), torch.from_numpy(shares)
+
+
+def tangent_of_attention(inputs, outputs, tangents):
+    """A kernel for the tangent alone; arguments that do not move have None."""
+    q, k, v = inputs
+    y, shares = outputs
+    dq, dk, dv = [torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True)]
+    by_scores = shares * (dq @ k.mT + q @ dk.mT) / 2
+    return by_scores @ v - by_scores.sum(-1, keepdim=True) * y + shares @ dv, None
+
+
+def gradient_of_attention(inputs, outputs, grads):
+    q, k, v = inputs
+    of_scores = outputs[1] * (grads[0] @ v.mT - (grads[0] * outputs[0]).sum(-1, keepdim=True)) / 2
+    return of_scores @ k, of_scores.mT @ q, outputs[1].mT @ grads[0]
+
+
+@pytest.mark.parametrize("moving", [(0, 1, 2), (0,), (1, 2)], ids=str)
+def test_attention_with_a_kernel_of_its_tangent(moving):
+    """The losses of MeanFlow and of consistency models, whose parameters get the gradient of a tangent, and a batch of these."""
+    kernel = fullgrad.with_reference(
+        of_attention,
+        lambda *x: (attention(*x), None),
+        backward=gradient_of_attention,
+        jvp=tangent_of_attention,
+        nondiff_outnums=1,
+    )
+    given = torch.randn(3, 2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
+
+    def loss(f, w, *given):
+        def model(*some):
+            x = [some[moving.index(i)] if i in moving else v for i, v in enumerate(given)]
+            return f(*[(v * w).sin() for v in x])
+
+        some = tuple([given[i] for i in moving])
+        y, slope = jvp(model, some, tuple([v.cos() for v in some]))
+        return (y + slope.detach()).square().sum() + slope.square().sum()
+
+    w = torch.tensor(0.7, dtype=torch.float64)
+    for way in (grad, hessian):
+        expected = vmap(lambda *x, way=way: way(lambda w: loss(attention, w, *x))(w))(*given)
+        assert_close(vmap(lambda *x, way=way: way(lambda w: loss(lambda *x: kernel(*x)[0], w, *x))(w))(*given), expected)
+    weight = w.clone().requires_grad_()
+    loss(lambda *x: kernel(*x)[0], weight, *given).backward()
+    assert_close(weight.grad, grad(lambda w: loss(attention, w, *given))(w))
+
+
+def test_tangents_of_another_shape_are_refused():
+    """What the kernel of the tangent returns is like the result, and positional arguments alone move."""
+    wrong = fullgrad.with_reference(kernel, reference, jvp=lambda inputs, outputs, tangents: tangents[0][0])
+    with pytest.raises(ValueError, match="`jvp`: a tangent must have the shape of its result"):
+        jvp(wrong, (X,), (X,))
+    with pytest.raises(TypeError, match="`jvp`, which gives tangents of positional arguments only"):
+        jvp(lambda x: fullgrad.with_reference(lambda *, x: kernel(x), lambda *, x: reference(x), jvp=pushed)(x=x), (X,), (X,))
+    with pytest.raises(TypeError, match="`jvp` must be callable, got a value of type int"):
+        fullgrad.with_reference(kernel, reference, jvp=3)
 
 
 def two_results(x, y):

@@ -326,7 +326,8 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: f
     centered = x - x.mean(dims, keepdim=True)
     y = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    y = y if bias is None else y + bias
+    return _like(y, x)  # also of weights of another dtype
 
 
 def _norm(
@@ -344,11 +345,18 @@ def _biased(function: Any, dims: int = 0) -> tuple[str, Callable[..., Any]]:
         if bias is None:
             return NotImplemented
         if not is_curve(weight) and not is_curve(bias):  # affine in x: one kernel for the value
-            values = [function(x.parts[0], weight, bias, *args, **kwargs)]
-            return Curve([*values, *[function(p, weight, None, *args, **kwargs) for p in x.parts[1:]]], x.scope)
-        return function(x, weight, None, *args, **kwargs) + bias.reshape(-1, *[1] * dims)
+            value = function(x.parts[0], weight, bias, *args, **kwargs)
+            others = [function(p, weight, None, *args, **kwargs) for p in x.parts[1:]]
+            return Curve([_like(value, others[0]), *others], x.scope)
+        y = function(x, weight, None, *args, **kwargs)
+        return y + _like(bias, y).reshape(-1, *[1] * dims)
 
     return function.__name__, formula
+
+
+def _like(x: Any, y: Any) -> Any:
+    """In the dtype of another tensor: torch's autocast leaves some functions out in a vmap."""
+    return x if x.dtype == y.dtype else x.to(y.dtype)
 
 
 def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:

@@ -1,9 +1,11 @@
 """Runs every check on the default cases, and keeps the results for docs/proof.md: ``python docs/prove.py``.
 
-It takes half an hour on one core; with ``--quick``, which leaves out the slow checks, a few minutes. Operators may be named.
+It takes half an hour on one core; with ``--quick``, which leaves out the slow checks, a few minutes. Operators may be named. With
+``--checks NAME``, which may be repeated, only these checks run, and the results of others stay as they were.
 """
 
 import datetime
+import itertools
 import json
 import sys
 import tempfile
@@ -43,12 +45,19 @@ def prove(operators: list[str], options: list[str]) -> int:
         for name, checks in results.items()
     }
     ran = {check for checks in results.values() for check in checks}
-    groups = {group: [check for check in members if check in ran] for group, members in GROUPS.items()}
     where = {"devices": ", ".join(float64_devices()).upper(), "date": str(datetime.date.today())}
+    if "--checks" in options:
+        before = json.loads(TARGET.read_text())
+        others = {name: {k: v for k, v in rest.items() if k not in ran} for name, rest in before["cases"].items()}
+        cases = {name: {**others[name], **cases[name]} if name in cases else rest for name, rest in before["cases"].items()}
+        ran |= {check for members in before["groups"].values() for check in members}
+        found, where = {name: value for name, value in before.items() if name not in ("groups", "cases")}, {}
+    groups = {group: [check for check in members if check in ran] for group, members in GROUPS.items()}
     TARGET.write_text(dumps({**found, **where, "groups": groups}, cases))
     return status
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    raise SystemExit(prove([v for v in given if not v.startswith("--")], [v for v in given if v.startswith("--")]))
+    given, checks = sys.argv[1:], [v for pair in itertools.pairwise(sys.argv) if pair[0] == "--checks" for v in pair]
+    options = [v for v in given if v.startswith("--") and v != "--checks"]
+    raise SystemExit(prove([v for v in given if v not in [*checks, *options]], [*options, *checks]))

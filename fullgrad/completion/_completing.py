@@ -433,12 +433,15 @@ def _of_number(number: Any, dtype: torch.dtype) -> Tensor:
     return torch.tensor(number, dtype=torch.float32 if kinds in (torch.float16, torch.bfloat16) else kinds)
 
 
+_WITH_NUMBERS = torch.ops.aten.add_.Tensor, torch.ops.aten.mul_.Tensor  # which torch calls with numbers, too
+
+
 def _kernel_of_replaced(op: Any, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         found = NotImplemented if _is_outside() else function(*args, **kwargs)
         if found is not NotImplemented:
             return found
-        if op is torch.ops.aten.add_.Tensor and not isinstance(args[1], Tensor):
+        if op in _WITH_NUMBERS and not isinstance(args[1], Tensor):
             args = args[0], _of_number(args[1], args[0].dtype)
         return original(keys, *args, **kwargs)
 

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad._dispatch import active_transforms, below_transforms, first_sample, is_wrapped, vmaps_share_draws
+from fullgrad._dispatch import (
+    active_transforms,
+    below_transforms,
+    first_sample,
+    has_data,
+    innermost,
+    is_wrapped,
+    vmaps_share_draws,
+)
 from fullgrad.completion._registry import replaces
 
 
@@ -20,6 +28,32 @@ def _replaces_in_half_precision(name: str) -> None:
 
 for _name in ("special_i1", "special_i1e"):  # whose backwards torch lacks there
     _replaces_in_half_precision(_name)
+
+
+# torch writes their tangent before it has read all of it, if the tensor that is written is another argument, too.
+_READ_TWICE = ("mul_.Tensor", "pow_.Tensor", "float_power_.Tensor", "addcmul_", "addcdiv_", "lerp_.Tensor", "atan2_", "hypot_")
+_READ_TWICE += ("xlogy_.Tensor",)
+
+
+def _replaces_with_copies(name: str) -> None:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    @replaces(name)
+    def with_copies(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        shared = [v for v in args if isinstance(v, Tensor) and _share_memory(x, v)]
+        return op(x, *[v.clone() if any(v is s for s in shared) else v for v in args], **kwargs) if shared else NotImplemented
+
+
+def _share_memory(x: Tensor, y: Tensor) -> bool:
+    if x is y:
+        return True
+    a, b = innermost(x), innermost(y)
+    return has_data(a) and has_data(b) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+for _name in _READ_TWICE:
+    _replaces_with_copies(_name)
 
 
 @replaces("rrelu")

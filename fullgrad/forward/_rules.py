@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,25 +114,44 @@ def _multilinear(call: Call) -> Any:
 def _elementwise(call: Call) -> Any:
     """Faa di Bruno's rule, with the derivatives of the function at the value."""
     (x,), scope = call.curves, call.scope
-    slopes = _slopes(call, x[0])
+    slopes, products = _slopes(call, x[0]), {}
 
     def derivative(k: int) -> Any:
         terms = [
-            s * (scope.total(_bell(x, k, m)) if scope.shares(k) and m > 1 else _bell(x, k, m))
+            s * (scope.total(bell) if scope.shares(k) and m > 1 else bell)
             for m, s in enumerate(slopes[1 : k + 1], 1)
             if s is not None
+            for bell in [_bell(x, k, m, products)]
         ]
         return _sum(terms) if terms else torch.zeros_like(slopes[0])
 
     return call.result([slopes[0], *[derivative(k) for k in range(1, scope.order + 1)]])
 
 
-def _bell(x: Sequence[Any], k: int, m: int) -> Any:
-    """The sum over the partitions of k into m parts."""
+def _bell(x: Sequence[Any], k: int, m: int, products: dict[tuple[int, ...], Any]) -> Any:
+    """The sum over the partitions of k elements into m sets; products of parts of x are computed once."""
+    terms = []
+    for sizes in _sizes(k, m):
+        ways = math.factorial(k) // math.prod([math.factorial(i) ** n * math.factorial(n) for i, n in Counter(sizes).items()])
+        term = _product(x, sizes, products)
+        terms.append(term if ways == 1 else term * ways)
+    return _sum(terms)
+
+
+@functools.cache
+def _sizes(k: int, m: int, least: int = 1) -> list[tuple[int, ...]]:
+    """The sizes of m sets of k elements in all, ascending."""
     if m == 1:
-        return x[k]
-    terms = [(math.comb(k - 1, i - 1), x[i] * _bell(x, k - i, m - 1)) for i in range(1, k - m + 2)]
-    return _sum([term if ways == 1 else term * ways for ways, term in terms])
+        return [(k,)]
+    return [(i, *rest) for i in range(least, k // m + 1) for rest in _sizes(k - i, m - 1, i)]
+
+
+def _product(x: Sequence[Any], sizes: tuple[int, ...], products: dict[tuple[int, ...], Any]) -> Any:
+    if len(sizes) == 1:
+        return x[sizes[0]]
+    if sizes not in products:
+        products[sizes] = _product(x, sizes[:-1], products) * x[sizes[-1]]
+    return products[sizes]
 
 
 def _sum(terms: Sequence[Any]) -> Any:
@@ -326,7 +346,8 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: f
     centered = x - x.mean(dims, keepdim=True)
     y = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    y = y if bias is None else y + bias
+    return _like(y, x)  # also of weights of another dtype
 
 
 def _norm(
@@ -344,11 +365,18 @@ def _biased(function: Any, dims: int = 0) -> tuple[str, Callable[..., Any]]:
         if bias is None:
             return NotImplemented
         if not is_curve(weight) and not is_curve(bias):  # affine in x: one kernel for the value
-            values = [function(x.parts[0], weight, bias, *args, **kwargs)]
-            return Curve([*values, *[function(p, weight, None, *args, **kwargs) for p in x.parts[1:]]], x.scope)
-        return function(x, weight, None, *args, **kwargs) + bias.reshape(-1, *[1] * dims)
+            value = function(x.parts[0], weight, bias, *args, **kwargs)
+            others = [function(p, weight, None, *args, **kwargs) for p in x.parts[1:]]
+            return Curve([_like(value, others[0]), *others], x.scope)
+        y = function(x, weight, None, *args, **kwargs)
+        return y + _like(bias, y).reshape(-1, *[1] * dims)
 
     return function.__name__, formula
+
+
+def _like(x: Any, y: Any) -> Any:
+    """In the dtype of another tensor: torch's autocast leaves some functions out in a vmap."""
+    return x if x.dtype == y.dtype else x.to(y.dtype)
 
 
 def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:

@@ -76,6 +76,17 @@ def test_closed_forms_to_order_8(f, wanted):
     torch.testing.assert_close(torch.stack(found), torch.tensor(wanted, dtype=torch.float64), rtol=1e-10, atol=1e-10)
 
 
+def test_under_autocast_values_have_the_dtype_of_the_function():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2), nn.LayerNorm(2)), X.float()
+    exact = taylor(lambda x: net.double()(x), X, V, 2)
+    net.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = taylor(net, x, V.float(), 2)
+        assert {y.dtype for y in found} == {net(x).dtype} == {torch.bfloat16}
+    torch.testing.assert_close([y.double() for y in found], exact, rtol=0.1, atol=0.1)
+
+
 def test_order_0_is_the_value():
     assert torch.equal(taylor(torch.sin, X, V, 0)[0], X.sin())
     assert len(taylor(torch.sin, X, V, 0)) == 1

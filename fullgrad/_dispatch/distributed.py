@@ -210,7 +210,7 @@ def _labels(rules: Rules, args: Sequence[Any]) -> _Labels:
 
 def _may_split_row(operator: Any, args: Sequence[Any]) -> bool:
     """Whether an operator runs on parts of rows, for these arguments."""
-    splits: Any = getattr(operator, "splits_rows", False)
+    splits = getattr(operator, "splits_rows", False)
     return bool(splits(*args) if callable(splits) else splits) and not is_tracing()
 
 
@@ -388,7 +388,7 @@ class _Plan:
                 shape[d] = self.sizes[label]
                 held.append(self._shard(m, d))
             # Each rank has a part of what follows from the gradient of a row's number, see `counted_once`.
-            gradient.append(Partial() if label == ROW and held[-1].is_replicate() else _summed(tuple(held[-1:]))[0])
+            gradient.append(Partial() if label == ROW and held[-1].is_replicate() else _summed((held[-1],))[0])
         placements = tuple(held)
         return Layout(self.mesh, torch.Size(shape), placements, placements, tuple(gradient))
 

@@ -82,7 +82,7 @@ again; `python -m tests.devices.kernels` writes this page.
 
 Where there are more launches than in the composite:
 
-- *Order statistics by softsort and neuralsort*: the composite standardizes rows in 7 launches, ours in 38. Infinite elements take
+- *Order statistics by softsort and neuralsort*: the composite standardizes rows in 7 launches, ours in 39. Infinite elements take
   no part in the statistics, a row far from 0 loses no digit, and large numbers do not overflow. The derivative of a
   straight-through version computes the relaxation again, where the composite keeps n numbers for each element.
 - *`clip_grad_norm`*: the norm is taken in a unit in which it neither overflows nor underflows, and has a derivative at 0.

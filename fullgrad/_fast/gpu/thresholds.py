@@ -70,7 +70,8 @@ def exponent_threshold(x, a, n, FAMILY: tl.constexpr):
         inside = (following >= low) & (following <= high)
         slow = (high - low > width / 2) & (steps > 8) & (steps % 2 == 1)
         following = tl.where(inside & (slow == 0), following, (low + high) / 2)
-        unfinished = (tl.abs(step) > eps * tl.maximum(tl.abs(theta), eps)) & (total != 1) & (high > low)
+        off = tl.abs(total - 1) > 2 * eps  # below this, steps are of what the sum has rounded
+        unfinished = (tl.abs(step) > eps * tl.maximum(tl.abs(theta), eps)) & off & (high > low)
         theta, moves, steps = tl.where(unfinished, following, theta), any_of(unfinished), steps + 1
     return theta
 

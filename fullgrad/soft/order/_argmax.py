@@ -20,7 +20,8 @@ def argmax(
     r"""The index of the largest element, as weights.
 
     By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`.
-    The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
+    The method ``neuralsort`` compares all pairs in the modes ``c0`` to ``c2`` and for second derivatives; on rows of thousands
+    ``softsort`` is many times faster there.
 
     .. math::
         P_n, \qquad D_x = \frac{\partial P_n}{\partial x}
@@ -72,7 +73,8 @@ def argmax_st(
     r"""The index of the largest element as a one-hot vector, with the derivative of its relaxation.
 
     By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort_st
-    <fullgrad.sort_st>`. The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
+    <fullgrad.sort_st>`. The method ``neuralsort`` compares all pairs in the modes ``c0`` to ``c2`` and for second derivatives; on
+    rows of thousands ``softsort`` is many times faster there.
 
     .. math::
         e_{\operatorname{argmax} x}, \qquad D_x = \frac{\partial P_n}{\partial x}

@@ -24,7 +24,8 @@ def median(
     r"""The median, soft.
 
     By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`.
-    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+    The method ``neuralsort``, the default, compares all pairs in the modes ``c0`` to ``c2`` and for second derivatives; on rows
+    of thousands ``softsort`` is many times faster there.
 
     .. math::
         y = \sum_j P_{mj} x_j, \quad m = \lfloor (n - 1) / 2 \rfloor, \qquad D_x\, t = \sum_j P_{mj} t_j + \dot P_{mj} x_j

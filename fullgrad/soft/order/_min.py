@@ -24,7 +24,8 @@ def min(
     r"""The smallest element, soft.
 
     By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort`.
-    The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
+    The method ``neuralsort`` compares all pairs in the modes ``c0`` to ``c2`` and for second derivatives; on rows of thousands
+    ``softsort`` is many times faster there.
 
     .. math::
         y = \sum_j P_{1 j} x_j, \qquad D_x\, t = \sum_j P_{1 j} t_j + \sum_j x_j \dot P_{1 j}
@@ -83,7 +84,8 @@ def min_st(
     r"""The smallest element, with the derivative of its relaxation.
 
     By default the tensor is one row, as in torch and softtorch; ``dim=-1`` is the last dimension, the default of :func:`sort_st
-    <fullgrad.sort_st>`. The method ``neuralsort`` compares all pairs; on rows of thousands ``softsort`` is many times faster.
+    <fullgrad.sort_st>`. The method ``neuralsort`` compares all pairs in the modes ``c0`` to ``c2`` and for second derivatives; on
+    rows of thousands ``softsort`` is many times faster there.
 
     .. math::
         y = \min x, \qquad D_x\, t = \sum_j P_{1 j} t_j + \sum_j x_j \dot P_{1 j}

@@ -266,8 +266,8 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
         raise ValueError(
             f"{name}: `gated_grad` must be True for the method {method!r}, whose values are not weighted sums, got {gated_grad}."
         )
-    # The weights of all places take as long in any method.
-    if method == "neuralsort" and mode != "hard" and not name.startswith("argsort"):
+    # The weights of all places take as long in any method, and those of a place no pairs in smooth mode.
+    if method == "neuralsort" and mode != "hard" and not name.startswith(_WITHOUT_PAIRS.get(mode, "argsort")):
         indices = " and `return_indices=False`" if "sort" in name and outputs == "values_and_weights" else ""
         warn_of_long_rows(
             name, x, dim, _LONG, options[-1], f"'neuralsort' compares all pairs{{}}; give `method='softsort'`{indices}"
@@ -276,5 +276,6 @@ def canonicalize_args(name: str, x: Any, dim: Any, softness: Any, options: Optio
 
 
 _LONG = 4096
+_WITHOUT_PAIRS = {"smooth": ("arg", "max", "min", "median", "quantile", "topk")}
 _INFINITY = float("inf")
 _METHODS_WITH = {"weights": PERMUTATION_METHODS, "ranks": RANK_METHODS}

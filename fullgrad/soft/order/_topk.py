@@ -23,7 +23,8 @@ def topk(
 ) -> torch.return_types.topk:
     r"""The k largest elements, soft.
 
-    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+    The method ``neuralsort``, the default, compares all pairs in the modes ``c0`` to ``c2`` and for second derivatives; on rows
+    of thousands ``softsort`` is many times faster there.
 
     .. math::
         y_i = \sum_j P_{n + 1 - i, j}\, x_j, \qquad D_x\, t = P t + \dot P x
@@ -84,7 +85,8 @@ def topk_st(
 ) -> torch.return_types.topk:
     r"""The k largest elements, with the derivative of their relaxation.
 
-    The method ``neuralsort``, the default, compares all pairs; on rows of thousands ``softsort`` is many times faster.
+    The method ``neuralsort``, the default, compares all pairs in the modes ``c0`` to ``c2`` and for second derivatives; on rows
+    of thousands ``softsort`` is many times faster there.
 
     .. math::
         y = \operatorname{topk} x, \qquad D_x\, t = P t + \dot P x

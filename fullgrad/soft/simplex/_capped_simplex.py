@@ -205,6 +205,6 @@ class Centered(RowFunction):
 def _shares(z: Tensor, mode: str, *others: Tensor) -> tuple[Tensor, ...]:
     """The slopes S' and 1 over their sum, or 0 where the sum is 0 or its reciprocal overflows; and other sums of whole rows."""
     w = curves.slope(curves.clamp_to_finite(z), 1.0, mode)
-    total, *of_rows = row_totals(w.sum(-1, keepdim=True), *others)
+    total, *of_others = row_totals(w.sum(-1, keepdim=True), *others)
     positive = total >= torch.finfo(total.dtype).tiny
-    return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0), *of_rows
+    return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0), *of_others

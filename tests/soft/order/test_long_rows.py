@@ -50,7 +50,7 @@ def warned(call):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_long_rows_warn_at_the_line_of_the_user(name):
     """The message has the function, the method, the length and the way out; the file is the user's."""
-    (found,) = warned(lambda: FUNCTIONS[name](X))
+    (found,) = warned(lambda: FUNCTIONS[name](X, mode="c1"))
     assert found.category is UserWarning
     assert str(found.message).startswith(f"{name}: the method 'neuralsort' compares all pairs of the 17 elements of a row")
     assert "`method='softsort'`" in str(found.message)
@@ -59,11 +59,14 @@ def test_long_rows_warn_at_the_line_of_the_user(name):
 
 
 def test_what_takes_no_time_does_not_warn():
-    """Shorter rows, softsort, hard modes, straight-through values without a derivative; argsort has all weights in any method."""
+    """Shorter rows, softsort, hard modes, straight-through values without a derivative; argsort has all weights in any method.
+    A single place compares no pairs in smooth mode.
+    """
     assert not warned(lambda: [f(X[:16]) for f in FUNCTIONS.values()])
     assert not warned(lambda: soft.rank(X.expand(16, 17).T, dim=1))
     assert not warned(lambda: [soft.rank(X, method="softsort"), soft.max(X), soft.sort(X, mode="hard"), soft.argsort(X)])
-    assert not warned(lambda: [fullgrad.rank_st(X), fullgrad.sort_st(X), fullgrad.median_st(X)])
+    assert not warned(lambda: [fullgrad.rank_st(X), fullgrad.sort_st(X), fullgrad.median_st(X, mode="c1")])
+    assert [name for name, f in FUNCTIONS.items() if warned(lambda f=f: f(X))] == ["rank", "sort"], "single places, smooth"
     assert len(warned(lambda: fullgrad.rank_st(X.clone().requires_grad_()))) == 1
     assert len(warned(lambda: grad(lambda x: fullgrad.rank_st(x)[0])(X))) == 1
 

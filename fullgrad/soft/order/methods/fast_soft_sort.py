@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._dispatch import at_least
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.methods._method import Method
-from fullgrad.soft.order.projections.permutahedron import project, project_sorted
+from fullgrad.soft.order.projections.permutahedron import project_onto_sorted, project_sorted
 
 
 class FastSoftSort(Method):
@@ -26,4 +26,5 @@ class FastSoftSort(Method):
 
     def ranks(self, rows: Rows) -> Tensor:
         scale = at_least(rows.n - 1, 1)
-        return scale * project(rows.u, (rows.numbers(rows.x) / scale).expand(rows.u.shape), rows.mode)
+        levels = rows.numbers(rows.x).flip(-1) / scale
+        return scale * project_onto_sorted(rows.u, levels.expand(rows.u.shape), rows.mode)

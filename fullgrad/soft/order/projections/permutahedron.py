@@ -86,8 +86,13 @@ def project(u: Tensor, w: Tensor, mode: str) -> Tensor:
     :math:`\mathcal{P}(e^w)` by relative entropy. Elements of ``u`` that pool with no other get elements of ``w``, exactly. The
     leading dimensions broadcast.
     """
+    return project_onto_sorted(u, torch.sort(w, dim=-1, descending=True, stable=True).values, mode)
+
+
+def project_onto_sorted(u: Tensor, w: Tensor, mode: str) -> Tensor:
+    """`project` for nonincreasing ``w``."""
     u, order = torch.sort(u, dim=-1, descending=True, stable=True)
-    y = project_sorted(u, torch.sort(w, dim=-1, descending=True, stable=True).values, mode)
+    y = project_sorted(u, w, mode)
     return torch.zeros_like(y).scatter(-1, order.expand(y.shape), y)
 
 

@@ -124,8 +124,8 @@ def solve(
     """The thresholds at which a sum of powers is 1: Newton's method on its norm, in a bracket.
 
     ``sums`` returns the sum over this rank's part of a row, and minus its slope. A row is done when its step is below two units
-    of the last place. Where the norm is not convex a step may leave the bracket, or shrink it too slowly: then the bracket is
-    halved.
+    of the last place, or its sum is right up to rounding. Where the norm is not convex a step may leave the bracket, or shrink
+    it too slowly: then the bracket is halved.
     """
     if steep_on_parts:
         one = torch.ones_like(low)
@@ -145,7 +145,12 @@ def solve(
         outside = ~((following >= low) & (following <= high))
         slow = (high - low > before / 2) if i > _PATIENCE and i % 2 else torch.zeros_like(done)
         following = torch.where(outside | slow, middle, following)
-        done = done | ((following - theta).abs() <= eps * theta.abs().clamp(min=eps)) | (total == 1) | total.isnan()
+        done = (
+            done
+            | ((following - theta).abs() <= eps * theta.abs().clamp(min=eps))
+            | ((total - 1).abs() <= 2 * eps)
+            | total.isnan()
+        )
         theta = torch.where(done, theta, following)
         if done.all():
             break

@@ -63,7 +63,7 @@ def restore_host_states(states: Sequence[Any]) -> None:
 
 
 def host_marks() -> list[Any]:
-    """Numbers that change with the states, and are much cheaper, except for one normal number that numpy has in store."""
+    """Values that change with the states, and cost much less; not where numpy hands out a normal number that it has in store."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return [random.getstate()]

@@ -65,12 +65,16 @@ class Call:
         self.tensors: list[Tensor] = []  # taken by `adopted` before the first level
         self.unusable: list[tuple[Tensor, str]] = []
         # A tensor in a container is a constant to autograd, but transforms have to see it.
+        self.holders: list[Any] = []  # modules and functions among the arguments
         self.args = [replaced(a, self._slot) for a in args]
         # A module may hold tensors that are arguments, too, as by `torch.func.functional_call`: its code uses the arguments.
-        places = {id(t): Slot(i) for i, t in enumerate(self.tensors)}
-        self.modules = [(m, {n: places[id(t)] for n, t in state_of(m).items() if id(t) in places}) for m in _modules(args)]
+        places = {id(t): Slot(i) for i, t in enumerate(self.tensors)} if self.holders else {}
+        self.modules = [
+            (m, {n: places[id(t)] for n, t in state_of(m).items() if id(t) in places}) for m in _modules(self.holders)
+        ]
         self.reached = {id(self.tensors[i]) for _, names in self.modules for i in names.values()}
-        self.unusable = [(t, message) for t, message in self.unusable if id(t) not in self.reached]
+        if self.reached:
+            self.unusable = [(t, message) for t, message in self.unusable if id(t) not in self.reached]
         differentiated = _dispatch.are_differentiated(self.tensors)
         self.needed = [may_differ(t) and asked for t, asked in zip(self.tensors, differentiated, strict=True)]
         self.attributes = [attributes(t) for t in self.tensors]
@@ -81,6 +85,8 @@ class Call:
         if isinstance(leaf, Tensor) and (not _dispatch.is_wrapper_subclass(inner) or type(inner).__name__ == "DTensor"):
             self.tensors.append(leaf)
             return Slot(len(self.tensors) - 1)
+        if isinstance(leaf, (torch.nn.Module, FunctionType, MethodType, functools.partial)):
+            self.holders.append(leaf)
         message = (
             f"{self.name} got a {type(inner).__name__} that holds a batched or differentiated tensor; pass the tensor itself."
         )
@@ -275,6 +281,8 @@ class Call:
 
     def _with_modules(self, tensors: Maybe, run: Callable[[], Any]) -> Any:
         """``run()`` while modules among the arguments hold some tensors in the places of the arguments."""
+        if not self.modules:
+            return run()
         return run_with_states([(m, {n: tensors[i] for n, i in names.items()}) for m, names in self.modules], run)  # pyright: ignore
 
     @contextlib.contextmanager
@@ -293,12 +301,11 @@ class Call:
         return ctx
 
 
-def _modules(args: Sequence[Any]) -> list[torch.nn.Module]:
-    """The modules among arguments, and those that functions among them hold."""
-    leaves = [leaf for leaf in _dispatch.pytree.tree_leaves(args) if not isinstance(leaf, Tensor)]
-    functions = [leaf for leaf in leaves if isinstance(leaf, (FunctionType, MethodType, functools.partial))]
-    found = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    return [*found, *held(*functions)[0]] if functions else found
+def _modules(holders: Sequence[Any]) -> list[torch.nn.Module]:
+    """The modules among some modules and functions, and those that the functions hold."""
+    functions = [v for v in holders if not isinstance(v, torch.nn.Module)]
+    modules = [v for v in holders if isinstance(v, torch.nn.Module)]
+    return [*modules, *held(*functions)[0]] if functions else modules
 
 
 def is_new_style(cls: Any) -> bool:

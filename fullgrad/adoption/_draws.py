@@ -13,12 +13,14 @@ DRAWS = "vmap: {} draws random numbers{}, which needs a randomness other than 'e
 _calm: Any = weakref.WeakKeyDictionary()  # for each class, its rules that have run in a batch, and drew nothing
 
 
-@contextlib.contextmanager
-def not_drawing(cls: Any, name: str, rule: str) -> Iterator[None]:
+def not_drawing(cls: Any, name: str, rule: str) -> contextlib.AbstractContextManager[Any]:
     """A context for one rule of a class, which raises if it draws one number for all samples where they are to differ."""
-    if not transforms_active() or vmaps_share_draws():
-        yield
-        return
+    is_free = not transforms_active() or vmaps_share_draws()
+    return contextlib.nullcontext() if is_free else _not_drawing(cls, name, rule)
+
+
+@contextlib.contextmanager
+def _not_drawing(cls: Any, name: str, rule: str) -> Iterator[None]:
     states = host_marks if rule in _calm.get(cls, ()) else host_states
     before = states()
     yield

@@ -307,12 +307,12 @@ def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, rule: A
     or must not be differentiated.
     """
     code = rule if isinstance(rule, FunctionType) else None
-    transforms = _dispatch.active_transforms()
-    if not (refusal or (code in _looped and "Vmap" in transforms)):
+    in_vmap = lambda *_: "Vmap" in _dispatch.active_transforms()  # noqa: E731
+    if not (refusal or (code in _looped and in_vmap())):
         try:
-            return with_writes(call.cls, lambda: function(*args), lambda _: "Vmap" in transforms)
+            return with_writes(call.cls, lambda: function(*args), in_vmap)
         except Exception as error:
-            if isinstance(error, Refused) or not transforms:
+            if isinstance(error, Refused) or not _dispatch.active_transforms():
                 raise
     return applied(Plain(function, call, refusal, code), *args)
 

@@ -93,9 +93,13 @@ def writes_of(cls: Any, tensors: Sequence[Tensor | None]) -> Writes | None:
     return Writes(tensors) if cls in _writers else None
 
 
-@contextlib.contextmanager
-def writing(writes: Writes | None) -> Iterator[None]:
+def writing(writes: Writes | None) -> contextlib.AbstractContextManager[Any]:
     """A context for the code of a class, with a mode or without."""
+    return contextlib.nullcontext() if writes is None and _acting.get() is None else _writing(writes)
+
+
+@contextlib.contextmanager
+def _writing(writes: Writes | None) -> Iterator[None]:
     token = _acting.set(writes)
     try:
         with writes or contextlib.nullcontext():

@@ -18,9 +18,10 @@ from fullgrad._dispatch import pytree
 from fullgrad.cli._arguments import refuse_file
 from fullgrad.cli._errors import UsageError, did_you_mean
 from fullgrad.cli._output import write_json
-from fullgrad.diagnosis._diagnose import arguments_of, diagnose, with_gradients
+from fullgrad.diagnosis._diagnose import diagnose, with_gradients
 from fullgrad.diagnosis._flow import copied, kept, squares
 from fullgrad.diagnosis._page import called, page
+from fullgrad.nn._batches import arguments_of
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, loss = _model(options.model), squares
-        args, kwargs = with_gradients(model, *arguments_of(_batch(options.batch)))
+        args, kwargs = with_gradients(model, *arguments_of(model, _batch(options.batch)))
         if options.loss is not None:
             loss = _loaded(options.loss)
             if not callable(loss):

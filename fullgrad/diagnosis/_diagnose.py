@@ -21,6 +21,7 @@ from fullgrad.diagnosis._flow import Flow, Loss, Node, copied, flow, kept, scale
 from fullgrad.diagnosis._transforms import ADOPTING, BOTH, CHECKPOINTS, COMPLETING, Tested, tested
 
 _SMALL, _LARGE = 1e-6, 1e6
+_LACKING = re.compile(r"Trying to use forward AD with (\w+)")  # torch's words
 _PAGE_OF = {ADOPTING: "adopt", COMPLETING: "completing", BOTH: "adopt, completing", CHECKPOINTS: "adopt, completing"}
 
 
@@ -98,7 +99,12 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
             mend, kind = _mend.of_nan(node.place, node.name), "nan gradient"
         elif _flow.is_dead(node):
             what = f"{name} passes 0 of the {node.elements:,} elements of the gradient that reach it"
-            mend, kind = _mend.of_dead(node.place, node.name, layer, module), "dead gradient"
+            kind = "dead gradient"
+            if node.function and node.inputs > 1:  # an estimator of its own, which another derivative would destroy
+                what += f", for none of its {node.inputs} inputs: is its window too narrow for these values?"
+                mend = _mend.Mend("", "", "")
+            else:
+                mend = _mend.of_dead(node.place, node.name, layer, module)
         elif _flow.is_saturated(node):
             what = f"{name} passes {node.passed:,} of the {node.elements:,} elements of the gradient that reach it"
             if node.units is not None and node.units[0]:
@@ -188,6 +194,8 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
         of_torch = of_torch or [op for op in operators() if _plain(op) in nodes]
         what = f"{_count(len(fails), 'derivative')} of 8 fail"
         what += f", by torch's {', '.join(of_torch)}: {operators()[of_torch[0]]}" if of_torch else ""
+        if not of_torch and (lacking := list(dict.fromkeys(_LACKING.findall(told)))):
+            what += f", by torch's {', '.join(lacking)}, which has no forward mode"
         if result.by_no_grad:
             what += "; it uses torch.no_grad, which forward mode ignores"
             yield Found(
@@ -197,7 +205,7 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
             kind = "torch operator" if of_torch else "transform"
             yield Found(name, kind, what, line, page=_PAGE_OF[line], fails=fails, layers=layers)
         else:
-            left = min(result.inside.values(), key=len, default=fails)
+            left = fails.keys() & min(result.inside.values(), key=len, default=fails).keys()
             yield Found(name, "transform", f"{what}; {len(left)} also inside of the contexts", "", fails=fails, layers=layers)
 
 
@@ -304,13 +312,6 @@ def _layers(model: nn.Module, sizes: dict[str, Any]) -> list[Layer]:
         kind = kinds.get(name.partition("[")[0], "")
         rows.append(Layer(name, kind, *[s if isinstance(s := scale[f], float) else None for f in ("forward", "backward")]))
     return rows
-
-
-def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model: a tuple or list has them in order, a dict by name."""
-    if isinstance(batch, dict):
-        return (), batch
-    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
 
 
 def with_gradients(model: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -43,6 +43,7 @@ class Node(NamedTuple):
     passed: int  # of them at the other side
     units: tuple[int, int] | None  # without a gradient from any sample, of all
     made_nan: bool
+    inputs: int = 1  # that have a gradient
 
 
 class Cut(NamedTuple):
@@ -176,18 +177,20 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         layers.append(name)
         watch.is_on = False
-        given.append((copied(args), copied(kwargs)))
+        # A layer may begin in place, and then its input has a node of the layer's own.
+        begin = {v.grad_fn for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.grad_fn is not None}
+        given.append((copied(args), copied(kwargs), begin))
         watch.is_on = True
 
     def after(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         layers.pop()
         watch.is_on = False
-        own = _nodes_of(output, (args, kwargs), owner)
+        *first, begin = given.pop()
+        own = _nodes_of(output, begin, owner)
         owner.update(dict.fromkeys(own, name))
         classes = [cls for cls in dict.fromkeys(map(_class, own)) if cls is not None]
         functions.setdefault(name, []).extend(c for c in classes if c not in functions[name])
         operators.setdefault(name, set()).update(map(_name, own))
-        first = given.pop()
         if (
             not _finite(output)
             and _finite((args, kwargs))
@@ -278,9 +281,8 @@ def reachable(roots: list[Any], known: Any = ()) -> list[Any]:
     return [*found]
 
 
-def _nodes_of(output: Any, inputs: Any, owner: dict[Any, str]) -> list[Any]:
-    """The nodes between inputs and outputs of a layer, without those of its own layers."""
-    begin = {v.grad_fn for v in pytree.tree_leaves(inputs) if isinstance(v, Tensor) and v.grad_fn is not None}
+def _nodes_of(output: Any, begin: set[Any], owner: dict[Any, str]) -> list[Any]:
+    """The nodes between those of the inputs and the outputs of a layer, without those of its own layers."""
     ends = [v.grad_fn for v in pytree.tree_leaves(output) if isinstance(v, Tensor)]
     # Nodes of inner layers are passed through, those before the layer are not entered.
     found = reachable(ends, begin)
@@ -321,7 +323,8 @@ def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -
         ):
             reached = came[0].ne(0).any(0)
             units = int((reached & ~went[0].ne(0).any(0)).sum()), int(reached.sum())
-        records.append(Node(name, cls, layer, place, elements, passed, units, made_nan))
+        inputs = sum(edge is not None for edge, _ in node.next_functions)
+        records.append(Node(name, cls, layer, place, elements, passed, units, made_nan, inputs))
 
     return hook
 
@@ -338,7 +341,9 @@ def is_unreached(node: Node) -> bool:
 
 
 def is_saturated(node: Node) -> bool:
-    """Whether little of the gradient went on, at a function that saturates."""
+    """Whether little of the gradient went on, at a function that saturates. A Function may give it to one of its inputs alone."""
     if is_dead(node) or not node.elements or not (node.function or _SATURATE.search(node.name)):
+        return False
+    if node.function and node.inputs > 1:
         return False
     return node.passed < _MASKS * node.elements or (node.units is not None and node.units[0] > _UNITS * node.units[1] > 0)

@@ -111,7 +111,8 @@ def _scalar(call: Call, dtype: torch.dtype | None) -> tuple[Callable[..., Tensor
     def f(*xs: Tensor) -> Tensor:
         own = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
         for i, x in zip(where, xs, strict=False):
-            own[i] = x.clone()
+            # A copy, whose tangent is batched as it is: a layer that begins in place writes into both.
+            own[i] = torch.where(torch.ones_like(x, dtype=torch.bool), x, x)
         state = dict(zip(parameters, xs[len(where) :], strict=True)) | {n: b.clone() for n, b in buffers.items()}
         args, kwargs = pytree.tree_unflatten(own, spec)
         with attributes_kept(layer), torch.random.fork_rng(devices=[]):

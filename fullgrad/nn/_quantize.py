@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from fullgrad._core import checks
 from fullgrad._core.public import explained
 from fullgrad.clamping import lower_bound
+from fullgrad.nn._batches import arguments_of
 from fullgrad.quantizers import fake_quantize, quant_range
 
 METHODS = ("max", "mean", "mse", "percentile")
@@ -69,7 +70,7 @@ def quantize_(
         activations: As ``weights``; a function gets numbers of the layer's inputs, in one dimension. None to leave inputs as they
             are.
         data: A list or another iterable of batches, for the scales of activations: a tensor or what else the model takes; a tuple
-            or list whose first item is that, as of inputs and labels; or a dict of keyword arguments.
+            or list that begins with the arguments that forward needs, as of inputs and labels; or a dict of keyword arguments.
         method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 80 scales) or
             ``"percentile"`` (99.9% of the numbers are within the range).
         learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
@@ -490,13 +491,13 @@ def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable
 
 
 def _call(model: nn.Module, batch: Any) -> None:
-    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    args, kwargs = arguments_of(model, batch)
     try:
-        _ = model(**first) if isinstance(first, Mapping) else model(first)
+        _ = model(*args, **kwargs)
     except (TypeError, AttributeError) as error:
         raise TypeError(
             f"quantize_: `model` raised {type(error).__name__} for a batch of `data` of type {type(batch).__name__}: {error}. "
-            "A tuple or list gives its first item, and a dict keyword arguments."
+            "A tuple or list gives the arguments that forward needs, and a dict keyword arguments."
         ) from error
 
 

@@ -432,6 +432,79 @@ def test_operators_that_change_the_gradient_alone_are_right_as_they_are(diagnose
     assert "torch.func.grad" in found["fails"]
 
 
+ESTIMATOR = """
+import torch
+from torch import nn
+
+class Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, threshold):
+        ctx.save_for_backward(x, threshold)
+        return (x > threshold).to(x)
+    @staticmethod
+    def backward(ctx, g):
+        x, threshold = ctx.saved_tensors
+        return torch.zeros_like(g), (-g * ((x - threshold).abs() < WIDTH)).sum(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.threshold = nn.Linear(6, 12), nn.Parameter(torch.full((12,), 0.1))
+    def forward(self, x):
+        h = self.encoder(x)
+        return h * Step.apply(h, self.threshold)
+
+torch.manual_seed(0)
+model, batch = Model(), torch.randn(8, 6)
+"""
+
+
+BATCH = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nbatch = torch.randn(6, 8)\n"
+
+
+@pytest.mark.parametrize(("width", "is_dead"), [("0.1", False), ("1e-9", True)])
+def test_a_function_may_give_the_gradient_to_another_input(width, is_dead, diagnosed):
+    """A step whose threshold learns is no dead gradient; where nothing gets one, no line takes the estimator away."""
+    _, findings, _ = diagnosed(ESTIMATOR.replace("WIDTH", width))
+    found = [f for f in findings if f["kind"] in ("dead gradient", "saturated")]
+    assert [(f["kind"], f["line"], "none of its 2 inputs" in f["what"]) for f in found] == [("dead gradient", "", True)] * is_dead
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("layer", [f"nn.{name}(inplace=True)" for name in ("ReLU", "LeakyReLU", "ELU", "Hardtanh")])
+def test_a_layer_that_begins_in_place_behind_another(layer, diagnosed):
+    """It writes into the output of the layer before it, its nodes are its own, and nothing is found."""
+    status, findings, _ = diagnosed(f"{BATCH}model = nn.Sequential(nn.Linear(8, 8), nn.Sequential({layer}, nn.Linear(8, 2)))\n")
+    assert (status, findings) == (0, [])
+
+
+def test_an_operator_that_begins_in_place_is_told_by_its_layer(diagnosed):
+    """The layer is named whose operator lacks a derivative, though its input has that operator's node."""
+    _, findings, _ = diagnosed(f"{BATCH}model = nn.Sequential(nn.Linear(8, 8), nn.Hardsigmoid(True), nn.Linear(8, 2))\n")
+    assert [(f["layer"], "hardsigmoid" in f["what"]) for f in findings] == [("1", True)]
+
+
+@pytest.mark.parametrize(("norm", "told"), [("weight_norm", "aten::_weight_norm_interface"), ("spectral_norm", "div_out")])
+def test_parametrized_layers_name_the_operator_of_torch(norm, told, diagnosed):
+    """A parametrization whose derivatives fail says by which operator of torch."""
+    _, findings, _ = diagnosed(f"{BATCH}model = nn.Sequential(nn.utils.parametrizations.{norm}(nn.Linear(8, 8)), nn.Tanh())\n")
+    assert [(f["layer"], f"by torch's {told}" in f["what"]) for f in findings] == [("0.parametrizations.weight.0", True)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        ("nn.Sequential(nn.Linear(8, 2))", "(torch.randn(6, 8), torch.arange(6))"),
+        ("nn.Linear(8, 2)", "[{'input': torch.randn(6, 8)}, torch.arange(6)]"),
+        ("nn.Bilinear(8, 4, 2)", "(torch.randn(6, 8), torch.randn(6, 4), torch.arange(6))"),
+    ],
+)
+def test_a_batch_may_have_labels(layer, batch, diagnosed):
+    """Inputs and labels are read as `quantize_` reads them: forward gets what it needs."""
+    source = f"import torch\nfrom torch import nn\ntorch.manual_seed(0)\nbatch = {batch}\nmodel = {layer}\n"
+    assert diagnosed(source)[:2] == (0, [])
+
+
 @pytest.mark.long
 def test_the_json_is_standard(diagnosed, tmp_path):
     """Infinite losses and gradients are strings there."""

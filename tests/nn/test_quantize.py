@@ -486,3 +486,28 @@ def test_a_nested_tensor_of_a_padding_mask_is_refused():
     skip = [name for name, _ in encoder.named_modules() if name.endswith("out_proj")]
     with pytest.raises(TypeError, match="enable_nested_tensor=False"):
         fullgrad.nn.quantize_(encoder, 4, 8, [{"src": x, "src_key_padding_mask": mask}], skip=skip)
+
+
+class Both(nn.Module):
+    """A model of two inputs and an optional one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(2, 3)
+
+    def forward(self, x, y, mask=None):
+        assert mask is None
+        return self.first(x) + self.second(y)
+
+
+@pytest.mark.parametrize(
+    "form", [lambda x, y: (x, y), lambda x, y: [x, y, torch.arange(5)], lambda x, y: ({"x": x, "y": y}, torch.arange(5))]
+)
+def test_a_batch_begins_with_what_forward_needs(form):
+    """A tuple has as many arguments as forward needs, in order, or a dict of them; labels may follow."""
+    x, y = torch.randn(5, 4), torch.randn(5, 2)
+    found = Both()
+    expected = copy.deepcopy(found)
+    fullgrad.nn.quantize_(found, data=[form(x, y)])
+    fullgrad.nn.quantize_(expected, data=[{"x": x, "y": y}])
+    torch.testing.assert_close(found(x, y), expected(x, y), rtol=0, atol=0)

@@ -1,0 +1,25 @@
+"""`arguments_of`: what a model gets of a batch."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def arguments_of(model: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments and keywords of a model: a dict has keywords; a tuple or list has as many arguments as the model's forward
+    needs, at least one, which may be such a dict, and other things behind them, such as labels.
+    """
+    if isinstance(batch, Mapping):
+        return (), {**batch}
+    if not isinstance(batch, (tuple, list)) or not batch:
+        return (batch,), {}
+    if isinstance(batch[0], Mapping):
+        return (), {**batch[0]}
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return tuple(batch), {}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = max(1, sum(p.default is p.empty for p in positional))
+    return tuple(batch[:needed]), {}

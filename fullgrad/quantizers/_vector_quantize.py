@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.function import Function
-from fullgrad._core.opmath import to_opmath
+from fullgrad._core.opmath import cast, to_opmath
 from fullgrad._dispatch import can_look, has_shape, holds, uses_last_dims
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers.kernels.nearest_row import largest, nearest, rows_at
@@ -91,7 +91,7 @@ def _checked(indices: Tensor, x: Tensor, codebook: Tensor) -> Tensor:
         if low < 0 or high >= codebook.shape[0]:
             found = low if low < 0 else high
             raise IndexError(f"vector_quantize: `indices` must be from 0 to {codebook.shape[0] - 1}, got {found} among them.")
-    return indices.long()
+    return cast(indices, torch.int64)
 
 
 class VectorQuantize(Function):

@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.function import Function
 from fullgrad._core.opmath import cast, to_opmath
-from fullgrad._dispatch import can_look, has_shape, holds, uses_last_dims
+from fullgrad._dispatch import has_shape, holds, uses_last_dims
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers.kernels.nearest_row import largest, nearest, rows_at
 
@@ -46,8 +46,8 @@ def vector_quantize(
 
     Raises:
         TypeError: ``x`` or ``codebook`` is not real, or ``indices`` does not consist of integers.
-        ValueError: The shapes do not fit, or ``gradient`` is unknown.
-        IndexError: The codebook has no such row; not raised where that cannot be read without waiting.
+        ValueError: The shapes do not fit, ``gradient`` is unknown, or the codebook has no row of an index, where indices can be
+            read without waiting.
 
     Example:
         >>> import torch
@@ -86,11 +86,8 @@ def _checked(indices: Tensor, x: Tensor, codebook: Tensor) -> Tensor:
             f"vector_quantize: `indices` must have the shape {tuple(x.shape[:-1])}, one for each vector, got shape "
             f"{tuple(indices.shape)}."
         )
-    if can_look(indices) and indices.numel():
-        low, high = [end.item() for end in indices.aminmax()]
-        if low < 0 or high >= codebook.shape[0]:
-            found = low if low < 0 else high
-            raise IndexError(f"vector_quantize: `indices` must be from 0 to {codebook.shape[0] - 1}, got {found} among them.")
+    last = codebook.shape[0] - 1
+    checks.elements_between("vector_quantize", "indices", indices, 0, last, f"from 0 to {last}")
     return cast(indices, torch.int64)
 
 

@@ -428,8 +428,8 @@ def test_given_indices_are_checked():
     for bad, error, message in (
         (torch.zeros(6, 10), TypeError, "`indices` must be integers, got dtype torch.float32"),
         (torch.zeros(6).long(), ValueError, r"must have the shape \(6, 10\), one for each vector, got shape \(6,\)"),
-        (torch.full((6, 10), 8), IndexError, "`indices` must be from 0 to 7, got 8 among them"),
-        (torch.full((6, 10), -1), IndexError, "`indices` must be from 0 to 7, got -1 among them"),
+        (torch.full((6, 10), 8), ValueError, "`indices` must be from 0 to 7, got 8 among its elements"),
+        (torch.full((6, 10), -1), ValueError, "`indices` must be from 0 to 7, got -1 among its elements"),
     ):
         with pytest.raises(error, match=message):
             module(X, indices=bad)

@@ -54,7 +54,7 @@ class FamilyDirective(SphinxDirective):
                 text += [f".. py:data:: {name}", f"   :module: {module}", f"   :value: {path}", ""]
                 text += [f"   Another name of :func:`{path}`.", ""]
         if modules:
-            text += _table([_module(path) for path in modules], (), ("class and arguments", "function"), "modules")
+            text += _table([_module(path) for path in modules], (), ("class", "arguments"), "modules")
         if operators:
             text += [".. rubric:: Operator classes", ""]
             text += ["The functions call these classes, which take the same arguments, unchecked.", ""]
@@ -166,13 +166,12 @@ def _is_of_function(found: Any) -> bool:
 
 
 def _module(path: str) -> tuple[str, str]:
-    """The row of a module that is made of a function: its arguments but for ``learnable``, which all have, and the function."""
-    found = names.PUBLIC[path]
-    arguments, (module, _, name) = [n for n in inspect.signature(found).parameters if n != "learnable"], path.rpartition(".")
-    entry = [f".. py:class:: {name}", f"          :module: {module}", "          :no-typesetting:", ""]
-    entry.append(f"       ``{name}``: {', '.join(arguments)}")
+    """The row of a module that is made of a function, to which it links: its arguments but for ``learnable``, which all have."""
+    found, (module, _, name) = names.PUBLIC[path], path.rpartition(".")
     function = re.search(r":func:`([\w.]+)`", inspect.getdoc(found) or "")
-    return "\n".join(entry), f":func:`~{function[1]}`" if function else ""
+    entry = [f".. py:class:: {name}", f"          :module: {module}", "          :no-typesetting:", ""]
+    entry.append(f"       :func:`{name} <{function[1]}>`" if function else f"       ``{name}``")
+    return "\n".join(entry), ", ".join([n for n in inspect.signature(found).parameters if n != "learnable"])
 
 
 def _summary(path: str) -> str:

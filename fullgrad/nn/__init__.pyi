@@ -836,7 +836,8 @@ class UpperBound(FunctionModule):
 class VectorQuantize(FunctionModule):
     codebook: torch.Tensor
     gradient: str
-    def __init__(self, codebook: torch.Tensor, *, gradient: str = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    indices: torch.Tensor | None
+    def __init__(self, codebook: torch.Tensor, *, gradient: str = ..., indices: torch.Tensor | None = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, **others: typing.Any) -> typing.Any: ...
 
 class XNOR(FunctionModule):

@@ -10,7 +10,9 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import HALF, to_opmath
 from fullgrad._dispatch import at_least, holds, transforms_active, unscriptable
 from fullgrad.quantizers._vector_quantize import GRADIENTS, vector_quantize
+from fullgrad.safe import normalize
 
+DISTANCES = ("euclidean", "cosine")
 _LARGEST = 2**31 - 1  # size of a dimension
 
 
@@ -49,6 +51,8 @@ class VectorQuantizer(nn.Module):
         dead_below: The average count below which a row is replaced, 0 for never; it needs ``decay``.
         eps: A small count :math:`\epsilon` added to each, with ``decay``.
         gradient: The gradient of the vectors, ``"identity"`` or ``"rotation"``.
+        distance: ``"euclidean"``, or ``"cosine"``: the row whose direction is nearest to that of the vector. The value is that
+            row, of its own length.
 
     Attributes:
         codebook: The rows, of shape (num_codes, dim); at first uniform between ``-1 / num_codes`` and ``1 / num_codes``.
@@ -96,6 +100,7 @@ class VectorQuantizer(nn.Module):
         dead_below: float = 0.0,
         eps: float = 1e-5,
         gradient: str = "identity",
+        distance: str = "euclidean",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -107,6 +112,7 @@ class VectorQuantizer(nn.Module):
         checks.non_negative_number(name, "dead_below", dead_below)
         checks.non_negative_number(name, "eps", eps)
         checks.choice(name, "gradient", gradient, GRADIENTS)
+        checks.choice(name, "distance", distance, DISTANCES)
         if decay is not None:
             checks.non_negative_number(name, "decay", decay)
             if not decay < 1:
@@ -119,7 +125,8 @@ class VectorQuantizer(nn.Module):
             raise ValueError(
                 f"{name}: `dead_below` needs the averages that `decay` keeps, got decay=None; write decay=0.99, or dead_below=0."
             )
-        self.beta, self.decay, self.dead_below, self.eps, self.gradient = beta, decay, dead_below, eps, gradient
+        self.beta, self.decay, self.dead_below, self.eps = beta, decay, dead_below, eps
+        self.gradient, self.distance = gradient, distance
         rows = torch.empty(self.num_codes, self.dim, device=device, dtype=dtype)
         if decay is None:
             self.codebook = nn.Parameter(rows)
@@ -152,7 +159,7 @@ class VectorQuantizer(nn.Module):
         device = x.device if generator is None else generator.device
         codes = x[torch.randperm(x.shape[0], generator=generator, device=device)[: self.num_codes].to(x.device)]
         for _ in range(iterations):
-            counts, sums = self._totals(x, vector_quantize(x, codes)[1])
+            counts, sums = self._totals(x, self._nearest(x, codes))
             codes = torch.where(counts.unsqueeze(-1) > 0, sums / counts.clamp(min=1).unsqueeze(-1), codes)
         self._begin(self.codebook.copy_(codes))
 
@@ -161,12 +168,14 @@ class VectorQuantizer(nn.Module):
             self.counts.fill_(1)
             self.sums.copy_(codebook)
 
-    def forward(self, x: Tensor, *, update: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, *, update: bool = True, indices: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The rows, their indices, and the loss.
 
         Args:
             x: The vectors, of shape (…, dim).
             update: Whether the averages move, in training.
+            indices: The row of each vector, such as codes that were drawn, as in
+                :func:`fullgrad.quantizers.vector_quantize`; None for the nearest.
         """
         checks.real_tensor("VectorQuantizer", "x", x)
         if x.is_nested:
@@ -176,7 +185,9 @@ class VectorQuantizer(nn.Module):
             self._check_movable()
         # The averages change the codebook in place, after the call saved it.
         codebook = self.codebook.clone() if moves and self.gradient == "rotation" else self.codebook
-        values, indices = vector_quantize(x, codebook, gradient=self.gradient)
+        if indices is None and self.distance == "cosine":
+            indices = self._nearest(x, self.codebook)
+        values, indices = vector_quantize(x, codebook, gradient=self.gradient, indices=indices)
         rows, wide = to_opmath(embedding(indices, self.codebook), x if x.is_floating_point() else x.to(values.dtype))
         count = at_least(wide.numel(), 1)  # no vectors have the loss 0
         loss = (wide - rows.detach()).square().sum() / count * self.beta
@@ -186,6 +197,12 @@ class VectorQuantizer(nn.Module):
             with torch.no_grad():
                 self._move(self._rows(x), indices.reshape(-1))
         return values, indices, loss
+
+    def _nearest(self, x: Tensor, codebook: Tensor) -> Tensor:
+        """The row of each vector."""
+        if self.distance == "cosine":
+            x, codebook = [normalize(v.detach().to(torch.promote_types(v.dtype, torch.float32))) for v in (x, codebook)]
+        return vector_quantize(x, codebook)[1]
 
     def decode(self, indices: Tensor) -> Tensor:
         """The rows of the codebook at integers of any shape, with the derivative of the rows."""
@@ -242,6 +259,6 @@ class VectorQuantizer(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and the arguments that are not as by default."""
-        defaults = {"beta": 0.25, "decay": None, "dead_below": 0.0, "eps": 1e-5, "gradient": "identity"}
+        defaults = {"beta": 0.25, "decay": None, "dead_below": 0.0, "eps": 1e-5, "gradient": "identity", "distance": "euclidean"}
         shown = [f"{key}={getattr(self, key)!r}" for key, v in defaults.items() if getattr(self, key) != v]
         return ", ".join([str(self.num_codes), str(self.dim), *shown])

@@ -84,8 +84,8 @@ class Cdist(Function):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, ord: float) -> Tensor:
-        wide = to_opmath(x, y)
-        return cast(torch.cdist(*wide, p=ord, compute_mode="donot_use_mm_for_euclid_dist"), x.dtype)
+        wide, other = to_opmath(x, y)
+        return cast(torch.cdist(wide, other, ord, "donot_use_mm_for_euclid_dist"), x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -103,7 +103,7 @@ def opened(pages, width, folder):
     address = f"http://127.0.0.1:{server.server_port}/"
     with subprocess.Popen([BROWSER, *arguments, "--remote-debugging-port=0", address], stderr=subprocess.DEVNULL) as browser:
         try:
-            assert arrived.wait(600), "the browser did not answer within ten minutes"
+            assert arrived.wait(400), "the browser did not answer within 400 seconds"
         finally:
             browser.terminate()
             server.shutdown()

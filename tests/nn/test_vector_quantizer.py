@@ -383,3 +383,55 @@ def test_integers_have_the_loss_and_the_averages_of_their_numbers():
             found, expected = of_integers(x), of_numbers(x.float())
             torch.testing.assert_close(found[2], expected[2])
         torch.testing.assert_close(of_integers.codebook, of_numbers.codebook)
+
+
+def test_the_cosine_distance_chooses_by_the_angle():
+    """Value and loss are those of the row with the largest cosine, of vectors of any length, in training and as k-means."""
+    module = quantizer(distance="cosine", beta=0.5)
+    x = (X * torch.linspace(0.01, 100, 10)[:, None]).requires_grad_()
+    values, indices, loss = module(x)
+    rows = module.codebook.detach()
+    expected = torch.nn.functional.cosine_similarity(x.detach().unsqueeze(-2), rows, dim=-1).argmax(-1)
+    assert torch.equal(indices, expected)
+    assert not torch.equal(indices, quantizer()(x)[1])
+    assert torch.equal(values, rows[expected])
+    torch.testing.assert_close(loss, 1.5 * (x - rows[expected]).square().mean())
+    assert torch.equal(torch.autograd.grad(values.sum(), x)[0], torch.ones_like(x))
+    assert torch.equal(vmap(lambda x: module.eval()(x)[1])(x), expected)
+    module.initialize(x)
+    assert module(x)[1].unique().numel() > 4
+    assert "distance='cosine'" in repr(module)
+
+
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_indices_may_be_given(decay):
+    """Values, loss and averages are those of the given rows; the gradient of the vectors is declared as for the nearest ones."""
+    module, index = quantizer(decay=decay), torch.randint(8, (6, 10), generator=torch.Generator().manual_seed(1))
+    x, before = X.clone().requires_grad_(), state(module)
+    values, indices, loss = module(x, indices=index.to(torch.uint8))
+    assert torch.equal(indices, index)
+    assert torch.equal(values, before["codebook"][index])
+    torch.testing.assert_close(loss, (0.25 + (decay is None)) * (X - before["codebook"][index]).square().mean())
+    assert torch.equal(torch.autograd.grad(values.sum(), x)[0], torch.ones_like(x))
+    if decay:
+        counts = torch.bincount(index.flatten(), minlength=8)
+        torch.testing.assert_close(module.counts, decay * before["counts"] + (1 - decay) * counts)
+    else:
+        (loss / 2).backward()
+        unused = [i for i in range(8) if i not in index]
+        assert not module.codebook.grad[unused].any()
+
+
+def test_given_indices_are_checked():
+    """Their type, shape and range, with the name of the argument."""
+    module = quantizer()
+    for bad, error, message in (
+        (torch.zeros(6, 10), TypeError, "`indices` must be integers, got dtype torch.float32"),
+        (torch.zeros(6).long(), ValueError, r"must have the shape \(6, 10\), one for each vector, got shape \(6,\)"),
+        (torch.full((6, 10), 8), ValueError, "`indices` must be from 0 to 7, got 8 among its elements"),
+        (torch.full((6, 10), -1), ValueError, "`indices` must be from 0 to 7, got -1 among its elements"),
+    ):
+        with pytest.raises(error, match=message):
+            module(X, indices=bad)
+    with pytest.raises(ValueError, match="`distance` must be one of"):
+        quantizer(distance="angle")

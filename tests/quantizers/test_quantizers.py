@@ -637,3 +637,26 @@ def test_a_number_of_bits_is_no_scale():
     assert torch.equal(quantizers.lsq(x, 0.5, bits=3), quantizers.lsq(x, 0.5, -4, 3))
     with pytest.raises(ValueError, match="lsq: either `bits` or codes must be given, got bits=3, quant_min=-8 and quant_max=7"):
         quantizers.lsq(x, 0.5, -8, 7, bits=3)
+
+
+@pytest.mark.parametrize("gradient", ["identity", "rotation"])
+def test_rows_of_a_codebook_may_be_given(gradient):
+    """Drawn rows have the gradients of nearest ones, per sample and by all in_dims; the indices are a new tensor."""
+    x, codes = torch.randn(4, 6, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    index = torch.randint(5, (4, 6))
+    call = lambda x, c, i: quantizers.vector_quantize(x, c, gradient=gradient, indices=i)  # noqa: E731
+    values, found = call(x, codes, index)
+    assert torch.equal(found, index)
+    assert found.data_ptr() != index.data_ptr()
+    assert torch.equal(values, codes[index])
+    nearest = quantizers.vector_quantize(x, codes)[1]
+    f = lambda x: call(x, codes, nearest)[0].pow(2).sum()  # noqa: E731
+    g = lambda x: quantizers.vector_quantize(x, codes, gradient=gradient)[0].pow(2).sum()  # noqa: E731
+    torch.testing.assert_close(torch.func.grad(f)(x), torch.func.grad(g)(x))
+    many = torch.stack([codes, -codes, 2 * codes, codes])
+    cases = {(0, None, 0): (x, codes, index), (0, 0, None): (x, many, index[0]), (None, None, 0): (x[0], codes, index)}
+    for dims, args in cases.items():
+        parts = [[v if d is None else v[k] for v, d in zip(args, dims, strict=True)] for k in range(4)]
+        torch.testing.assert_close(vmap(call, dims)(*args)[0], torch.stack([call(*part)[0] for part in parts]))
+        slopes = torch.func.grad(lambda x, c, i: call(x, c, i)[0].pow(2).sum())
+        torch.testing.assert_close(vmap(slopes, dims)(*args), torch.stack([slopes(*part) for part in parts]))

@@ -383,21 +383,31 @@ def _nearest_rows(vectors: Tensor) -> Tensor:
     return torch.where(vectors.isnan().any(-1, keepdim=True), torch.nan, rows[k])
 
 
-def _vector(gradient: str, **options: Any) -> Case:
-    through = gradient == "identity"
+def _given_rows(vectors: Tensor) -> Tensor:
+    rows = torch.tensor(ROWS, dtype=vectors.dtype, device=vectors.device)
+    return torch.where(vectors.isnan().any(-1, keepdim=True), torch.nan, rows[3].expand(vectors.shape))
+
+
+def _vector_of_given_index(x: Tensor) -> Any:
+    rows = torch.tensor(ROWS, dtype=torch.float64, device=x.device)
+    return quantizers.vector_quantize(_vectors(x), rows, indices=torch.full(x.shape, 3, device=x.device))
+
+
+def _vector(gradient: str, *, given: bool = False, **options: Any) -> Case:
+    through, rows_of = gradient == "identity", _given_rows if given else _nearest_rows
 
     def operator(x: Tensor) -> Any:
         rows = torch.tensor(ROWS, dtype=torch.float64, device=x.device)
         return quantizers.vector_quantize(_vectors(x), rows, gradient=gradient)
 
     return Case(
-        name=f"quantizers.vector_quantize, {gradient}",
+        name=f"quantizers.vector_quantize, {'given' if given else gradient}",
         covers=("quantizers.vector_quantize",),
-        operator=operator,
+        operator=_vector_of_given_index if given else operator,
         inputs=(X,),
-        surrogate=(lambda x: straight_through(_nearest_rows(_vectors(x.detach())), _vectors(x))) if through else None,
-        value=lambda x: _nearest_rows(_vectors(x).to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype),
-        smooth_forwards={_vector_file.VectorQuantize: lambda x, c, _: (x.clone(), torch.zeros(x.shape[:-1], dtype=torch.int64))}
+        surrogate=(lambda x: straight_through(rows_of(_vectors(x.detach())), _vectors(x))) if through else None,
+        value=lambda x: rows_of(_vectors(x).to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype),
+        smooth_forwards={_vector_file.VectorQuantize: lambda x, c, *_: (x.clone(), torch.zeros(x.shape[:-1], dtype=torch.int64))}
         if through
         else None,
         max_saved_bytes=0 if through else None,
@@ -440,6 +450,7 @@ def _few_levels() -> Iterator[Case]:
     yield _codebook("quantizers.codebook_quantize without a scale", (X, None, CODEBOOK), "all", exhaustive=True)
     yield _vector("identity")
     yield _vector("rotation", long=True)
+    yield _vector("identity", given=True, long=True)
     yield Case(
         name="quantizers.power_of_two",
         covers=("quantizers.power_of_two",),

@@ -45,8 +45,8 @@ def _distances(x, y, ord=2):
 
 def _torch_distances(x, y, ord=2):
     """torch has none in half precision on a CPU, and none that keeps all digits otherwise."""
-    wide = [_matrix(v.float() if v.dtype in (torch.float16, torch.bfloat16) else v) for v in (x, y)]
-    return torch.cdist(*wide, p=ord, compute_mode="donot_use_mm_for_euclid_dist").to(x.dtype)
+    wide, other = [_matrix(v.float() if v.dtype in (torch.float16, torch.bfloat16) else v) for v in (x, y)]
+    return torch.cdist(wide, other, ord, "donot_use_mm_for_euclid_dist").to(x.dtype)
 
 
 def _unit(x, ord=2):

@@ -495,3 +495,14 @@ def test_the_backward_of_recurrent_networks_on_a_gpu(bidirectional):
     options = 2, 3, 0, 2, False, 0.0, True, bidirectional, [], None, None, [True] * 4
     found = BACKWARDS["_cudnn_rnn_backward"][0](x, weights, 4, None, h, c, y, *g, *options)
     torch.testing.assert_close((*found[:3], *found[3]), expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_slope_that_is_not_used_spoils_no_gradient(value):
+    """As in torch's own eager gradient of prelu, where a weight is not a number."""
+    x, w = torch.tensor([-1.0, 0.5, 2.0]), torch.tensor([value])
+    f = lambda x, w: F.prelu(x, w).sin().sum()  # noqa: E731
+    leaves = [v.clone().requires_grad_() for v in (x, w)]
+    expected = torch.autograd.grad(f(*leaves), leaves)
+    with fullgrad.completing():
+        torch.testing.assert_close(grad(f, (0, 1))(x, w), expected, equal_nan=True)

@@ -47,9 +47,10 @@ def test_grids_that_end_on_bounds(padding, align):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_grids_that_are_no_numbers(mode, value):
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grids_that_are_no_numbers(padding, mode, value):
     """They have torch's own values in a batch, too, by each kind of dimensions."""
-    f = lambda x, g: F.grid_sample(x, g, mode=mode, align_corners=False)  # noqa: E731
+    f = lambda x, g: F.grid_sample(x, g, mode=mode, padding_mode=padding, align_corners=False)  # noqa: E731
     grid, x = torch.zeros(2, 1, 1, 3, 2), torch.stack([X, X.sin()]).reshape(2, 1, 1, 2, 4)
     grid[1] = torch.tensor([[value, 0.3], [0.3, value], [value, value]])
     expected = torch.stack([f(a, b) for a, b in zip(x, grid, strict=True)])

@@ -464,7 +464,7 @@ MAY_DIFFER: list[tuple[re.Pattern[str], re.Pattern[str], str]] = [
     (
         re.compile("^nn.(LSTM|GRU|RNN|Transformer)"),
         re.compile("^value( at 1e30|, float16|, bfloat16)|^gradient of equal"),
-        "networks: errors of operators that follow each other add up in half precision, of equal numbers and where products overflow",
+        "networks: errors of operators in a row add up in half precision, of equal numbers and where products overflow",
     ),
     (
         re.compile("^linalg.eig(vals)?$"),

@@ -72,19 +72,24 @@ def is_wrong(results: dict[str, str]) -> bool:
 
 
 def summary(found: dict[str, Found]) -> dict[str, Any]:
-    """The version, the counts, and the operators of which something is wrong or missing."""
+    """The version, the samples of each operator that was judged, and the operators of which something is wrong or missing."""
     rows = {
         name: {"alone": result.alone, "inside": result.inside, "issue": issues().get(name)}
         for name, result in found.items()
         if result.alone or result.inside
     }
-    seen = [result for result in found.values() if result.samples]
+    judged_ = {name: result.samples for name, result in found.items()}
+    return counted({"torch": torch.__version__.split("+")[0], "judged": judged_, "rows": rows})
+
+
+def counted(report: dict[str, Any]) -> dict[str, Any]:
+    """A report with the number of its operators and samples, and the operators without a sample."""
+    samples = report["judged"]
     return {
-        "torch": torch.__version__.split("+")[0],
-        "operators": len(seen),
-        "samples": sum(result.samples for result in seen),
-        "without": [name for name, result in found.items() if not result.samples],
-        "rows": rows,
+        **report,
+        "operators": sum(map(bool, samples.values())),
+        "samples": sum(samples.values()),
+        "without": [name for name, count in samples.items() if not count],
     }
 
 

@@ -641,9 +641,13 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, original: Any, formula: Any, spec: list[Any], has_first: bool, *tensors: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        values, found = flattened(original(tensors))
+        leaves = [v.detach().requires_grad_(v.requires_grad) for v in tensors] if has_first else tensors
+        with torch.set_grad_enabled(has_first):
+            values, found = flattened(original(leaves))
         spec.append(found)
-        ctx.formula, ctx.original = formula, original if has_first else None
+        ctx.formula, ctx.of_torch = formula, (values, leaves) if has_first else None
+        if has_first:
+            values = [v.detach() if isinstance(v, Tensor) else v for v in values]
         ctx.save_for_backward(*tensors)
         return tuple(values)
 
@@ -665,14 +669,12 @@ class _Given(torch.autograd.Function):
             return tuple(pulled_back(formula, tuple(given[:count]), where, tuple(given[count:])))
 
         def by_torch(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            leaves = [v.detach().requires_grad_(i in where) for i, v in enumerate(given[:count])]
-            with torch.enable_grad():
-                values = flattened(ctx.original(leaves))[0]
+            values, leaves = ctx.of_torch
             outputs, inputs = [values[i] for i in differ], [leaves[i] for i in where]
-            return torch.autograd.grad(outputs, inputs, list(given[count:]), allow_unused=True)
+            return torch.autograd.grad(outputs, inputs, given[count:], retain_graph=True, allow_unused=True)
 
         given = *tensors, *[cotangents[i] for i in differ]
-        if ctx.original is None:
+        if ctx.of_torch is None:
             gradients = by_formula(given)
         elif torch.is_grad_enabled():
             gradients = _Given.apply(by_torch, by_formula, [], False, *given)

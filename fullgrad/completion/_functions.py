@@ -53,8 +53,7 @@ def _chunked_loss(original: Callable[..., Any], has_reduction: bool) -> Callable
         def own(*tensors: Any) -> Tensor:
             if not has_reduction:
                 return original(*tensors, *options)
-            needed = [flag and torch.is_grad_enabled() for flag in options[-3:]]  # gradients that the forward computes
-            return original(*tensors, *options[:-3], *needed)[0]
+            return original(*tensors, *options[:-4], True, *options[-3:])[0]  # its graph is kept
 
         tensors = x, weight, target, bias, of_classes
         if transforms_active() or forward_mode_is_on():

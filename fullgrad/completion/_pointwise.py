@@ -35,7 +35,7 @@ def _hardsigmoid_backward(g: Tensor, x: Tensor) -> Tensor:
 
 @completes("_prelu_kernel", "gradients of a batch raise")
 def _prelu(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.where(x > 0, x, weight * x)
+    return torch.where(x > 0, 1, weight) * x  # a weight that is not a number has no part of a slope where it is not used
 
 
 @completes("logaddexp", "it is NaN where both are -inf")

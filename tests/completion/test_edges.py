@@ -47,9 +47,10 @@ def test_grids_that_end_on_bounds(padding, align):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_grids_that_are_no_numbers(mode, value):
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grids_that_are_no_numbers(padding, mode, value):
     """They have torch's own values in a batch, too, by each kind of dimensions."""
-    f = lambda x, g: F.grid_sample(x, g, mode=mode, align_corners=False)  # noqa: E731
+    f = lambda x, g: F.grid_sample(x, g, mode=mode, padding_mode=padding, align_corners=False)  # noqa: E731
     grid, x = torch.zeros(2, 1, 1, 3, 2), torch.stack([X, X.sin()]).reshape(2, 1, 1, 2, 4)
     grid[1] = torch.tensor([[value, 0.3], [0.3, value], [value, value]])
     expected = torch.stack([f(a, b) for a, b in zip(x, grid, strict=True)])
@@ -495,3 +496,14 @@ def test_the_backward_of_recurrent_networks_on_a_gpu(bidirectional):
     options = 2, 3, 0, 2, False, 0.0, True, bidirectional, [], None, None, [True] * 4
     found = BACKWARDS["_cudnn_rnn_backward"][0](x, weights, 4, None, h, c, y, *g, *options)
     torch.testing.assert_close((*found[:3], *found[3]), expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_slope_that_is_not_used_spoils_no_gradient(value):
+    """As in torch's own eager gradient of prelu, where a weight is not a number."""
+    x, w = torch.tensor([-1.0, 0.5, 2.0]), torch.tensor([value])
+    f = lambda x, w: F.prelu(x, w).sin().sum()  # noqa: E731
+    leaves = [v.clone().requires_grad_() for v in (x, w)]
+    expected = torch.autograd.grad(f(*leaves), leaves)
+    with fullgrad.completing():
+        torch.testing.assert_close(grad(f, (0, 1))(x, w), expected, equal_nan=True)

@@ -85,10 +85,11 @@ def test_one_seed_draws_one_mask():
             leaf = x.detach().requires_grad_()
             plain = drawn(lambda drop=drop, leaf=leaf: torch.autograd.grad((drop(leaf) * x).sum(), leaf)[0])
             assert torch.equal(slope, plain)
+            batch = torch.stack([x.mT, 2 * x.mT]).mT  # of samples in the order of x, some of them with gaps
             for dim in range(4):
-                batch = torch.stack([x, 2 * x], dim)
-                sample = batch.select(dim, 0)  # in its own order
-                found = drawn(lambda drop=drop, batch=batch, d=dim: vmap(drop, in_dims=d, randomness="same")(batch))
+                own = batch.movedim(0, dim).clone(memory_format=torch.preserve_format)
+                sample = own.select(dim, 0)
+                found = drawn(lambda drop=drop, own=own, d=dim: vmap(drop, in_dims=d, randomness="same")(own))
                 assert torch.equal(found[0], drawn(lambda drop=drop, sample=sample: drop(sample)))
                 if drop is not F.alpha_dropout:
                     assert torch.equal(found[1], 2 * found[0])
@@ -242,7 +243,8 @@ def test_complex_systems_that_are_solved_from_the_right(adjoint):
     plain = lambda b: torch.view_as_real((b @ matrix).resolve_conj()).sin().sum()  # noqa: E731
     with fullgrad.completing():
         torch.testing.assert_close(f(b), plain(b))
-        torch.testing.assert_close(jvp(grad(f), (b,), (t,)), jvp(grad(plain), (b,), (t,)))
+        slopes = [lambda b, f=f: (grad(f)(b).conj() * t).real.sum() for f in (f, plain)]
+        torch.testing.assert_close(jvp(slopes[0], (b,), (t,)), jvp(slopes[1], (b,), (t,)))
         torch.testing.assert_close(grad(lambda b: jvp(f, (b,), (t,))[1])(b), grad(lambda b: jvp(plain, (b,), (t,))[1])(b))
 
 
@@ -348,3 +350,63 @@ def test_eager_derivatives_of_running_logarithms():
     with fullgrad.completing():
         torch.testing.assert_close(derivatives(f, 1), own, rtol=0, atol=0)
         torch.testing.assert_close(derivatives(f, 3), derivatives(lambda x: x.exp().cumsum(0).log(), 3))
+
+
+def test_deviations_of_complex_numbers():
+    """Reverse over forward over reverse, where torch's formula writes to what it has saved, and of a single number."""
+    x, t = torch.complex(X, X.cos()), torch.complex(X.sin(), X)
+    plain = lambda x: ((x - x.mean()).abs().square().sum() / (x.numel() - 1)).sqrt()  # noqa: E731
+    inner = lambda f: lambda x: (grad(f)(x).conj() * t).real.sum()  # noqa: E731
+    third = lambda f: inner(lambda x: jvp(inner(f), (x,), (t,))[1])  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(torch.std(x), plain(x))
+        torch.testing.assert_close(third(torch.std)(x), third(plain)(x))
+        for number in (X[0, 0], x[0, 0]):
+            assert grad(lambda x: torch.std(x, correction=0))(number) == 0
+            assert torch.std(number, correction=0) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bessel_functions_in_half_precision(dtype):
+    """torch has no derivative there; the value is torch's own, bit for bit."""
+    x = torch.linspace(-9, 9, 101).to(dtype)
+    for f in (torch.special.i1, torch.special.i1e):
+        expected = f(x)
+        with fullgrad.completing():
+            value, tangent = jvp(f, (x,), (torch.ones_like(x),))
+        assert torch.equal(value, expected)
+        assert tangent.dtype == dtype
+        torch.testing.assert_close(tangent.float(), jvp(f, (x.float(),), (torch.ones(101),))[1], rtol=2**-7, atol=0)
+
+
+def test_rrelu_in_place_in_training():
+    """It has the tangent and the draws of the one that makes a new tensor."""
+
+    def drawn(f):
+        torch.manual_seed(0)
+        return jvp(lambda x: f(x * 1), (X,), (X.cos(),))
+
+    with fullgrad.completing():
+        expected = drawn(lambda x: F.rrelu(x, training=True))
+        torch.testing.assert_close(drawn(lambda x: F.rrelu_(x, training=True)), expected, rtol=0, atol=0)
+
+
+def test_hinges_of_samples():
+    """A batch of one of two inputs, forward over reverse with respect to the other."""
+    x, t = seeded(2, 5), torch.tensor([1.0, -1, 1, 1, -1], dtype=torch.float64)
+    f = lambda x, t: F.hinge_embedding_loss(x, t).sin()  # noqa: E731
+    g = lambda x, t: jvp(lambda x: (grad(f)(x, t) * x.cos()).sum(), (x,), (X.flatten()[:5],))[1]  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(g, in_dims=(0, None))(x, t), torch.stack([g(v, t) for v in x]))
+        torch.testing.assert_close(vmap(g, in_dims=(None, 0))(x[0], torch.stack([t, -t])), torch.stack([g(x[0], t), g(x[0], -t)]))
+
+
+def test_distances_of_samples_with_nan():
+    """They are where torch has them, for each norm."""
+    x, y = seeded(2, 3, 4), seeded(2, 5, 4).cos()
+    x[1, 2, 3], y[0, 0, 0] = math.nan, math.inf
+    for p in (0.0, 1.0, 2.0, 3.0, math.inf):
+        f = lambda x, y, p=p: torch.cdist(x, y, p)  # noqa: E731
+        expected = torch.stack([f(a, b) for a, b in zip(x, y, strict=True)])
+        with fullgrad.completing():
+            torch.testing.assert_close(vmap(f)(x, y), expected, equal_nan=True)

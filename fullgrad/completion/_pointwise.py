@@ -54,7 +54,7 @@ def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
     """torch's power of an integer below 0 is 0 where a gradient is computed."""
     if exponent.is_floating_point() or exponent.is_complex():
         return x * torch.pow(2.0, exponent)
-    real = x.real.dtype if x.is_complex() else x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    real = x.dtype.to_real() if x.is_complex() else x.dtype if x.is_floating_point() else torch.get_default_dtype()
     return x * torch.exp2(exponent.to(real))
 
 

@@ -27,7 +27,7 @@ def exponents(x: Tensor) -> Tensor:
 
 def times_power(x: Tensor, exponent: Tensor) -> Tensor:
     """``x`` times a power of two, in two steps, since the power alone may be no number of the dtype."""
-    real = x.real.dtype if x.is_complex() else x.dtype
+    real = x.dtype.to_real() if x.is_complex() else x.dtype
     most = math.frexp(torch.finfo(real).max)[1] - 2
     exponent = exponent.clamp(-2 * most, 2 * most)
     half = exponent.div(2, rounding_mode="floor")

@@ -76,6 +76,10 @@ def test_an_idiom_is_right_in_every_transform(name):
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", IDIOMS)
 def test_a_compiled_gradient_of_an_idiom_is_right(name):
-    """Compiled gradients, of one sample and of many, are those of eager autograd."""
+    """Compiled gradients, of one sample and of many, are those of eager autograd, or torch says why there are none."""
     torch._dynamo.reset()
+    if name == "checkpoint: run again":  # a graph has no place for a backward that asks autograd itself
+        with pytest.raises(RuntimeError, match="requires_grad_"):
+            check(name, COMPILED)
+        return
     check(name, COMPILED)

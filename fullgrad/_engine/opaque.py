@@ -28,7 +28,7 @@ from fullgrad._dispatch import (
 )
 from fullgrad._engine.closure import Closure
 from fullgrad._engine.opaque_node import as_node
-from fullgrad._engine.random_states import host_states, random_states, restore_host_states, restore_random_states
+from fullgrad._engine.random_states import DrawsOfSamples
 from fullgrad._engine.rule import leaves_of
 from fullgrad._engine.surroundings import CHANGED, versions_of
 from fullgrad._engine.watching import shown, unwatched
@@ -132,15 +132,12 @@ class _Batch:
             return self.inner.run([in_front(t, d, size, leading) for t, d in pairs], leading + 1)
         if not size:
             return self.like(tensors)
-        before, on_host, samples = random_states(), host_states(), []
+        draws, samples = DrawsOfSamples(self.randomness), []
         for i in range(size):
-            if self.randomness == "same":
-                restore_random_states(before)
-                restore_host_states(on_host)
+            draws.begin()
             sample = [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
             samples.append([y.clone() for y in self.inner.run(sample)])  # as code may return one buffer for each sample
-            is_same = self.randomness != "error" or (all(map(torch.equal, before, random_states())) and on_host == host_states())
-            if not is_same:
+            if draws.are_refused():
                 raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
         return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]
 

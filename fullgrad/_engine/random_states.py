@@ -73,6 +73,26 @@ def host_marks() -> list[Any]:
     return [random.getstate(), ctypes.string_at(generator.ctypes.state_address, _BYTES)]
 
 
+class DrawsOfSamples:
+    """The random numbers of code that runs sample by sample, by the ``randomness`` of `torch.vmap`; also those of the host."""
+
+    def __init__(self, randomness: str) -> None:
+        self.randomness, self.before = randomness, [] if randomness == "different" else random_states()
+        self.on_host = [] if randomness == "different" else host_states()
+
+    def begin(self) -> None:
+        """Begin with a sample, which gets the numbers of the first one if all share them."""
+        if self.randomness == "same":
+            restore_random_states(self.before)
+            restore_host_states(self.on_host)
+
+    def are_refused(self) -> bool:
+        """Whether there were some, and there may be none."""
+        return self.randomness == "error" and not (
+            all(map(torch.equal, self.before, random_states())) and self.on_host == host_states()
+        )
+
+
 _BYTES = 625 * 4  # the key and the position of MT19937
 
 

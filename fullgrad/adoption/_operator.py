@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullgrad import _dispatch
 from fullgrad._core.function import Function
-from fullgrad._engine.random_states import host_states, random_states, restore_host_states, same_draws
+from fullgrad._engine.random_states import DrawsOfSamples
 from fullgrad.adoption import _tensors
 from fullgrad.adoption._draws import DRAWS
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
@@ -189,19 +189,14 @@ class Batched:
 
     def _loop(self, tensors: Maybe) -> list[Tensor | None]:
         self.sample.numbers_are_tensors = True  # they may differ between samples
-        randomness = "different" if _dispatch.is_tracing() else self.info.randomness
-        before = random_states() if randomness == "error" else []
-        on_host = host_states()
+        draws = DrawsOfSamples("different" if _dispatch.is_tracing() else self.info.randomness)
         samples, records = [], []
         for b in range(self.info.batch_size):
-            again = randomness == "same" and b < self.info.batch_size - 1
+            draws.begin()
             given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
-            with same_draws() if again else contextlib.nullcontext():
-                samples.append(self.inner.forward(*given))
-            if again:
-                restore_host_states(on_host)
+            samples.append(self.inner.forward(*given))
             records.append(_tensors.comparable((self.record, [t if t is None else t.shape for t in samples[-1]])))
-        if before and not (all(map(torch.equal, before, random_states())) and on_host == host_states()):
+        if draws.are_refused():
             raise RuntimeError(DRAWS.format(self.name, ""))
         if any(record != records[0] for record in records):
             raise Refused(

@@ -1,6 +1,6 @@
 """Nested structures of tensors, as torch.func takes and returns them."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 from fullgrad._dispatch.torch_private import pytree
@@ -14,11 +14,17 @@ def tree_map_with_path(function: Any, tree: Any) -> Any:
 def ordered(tree: Any, like: Any) -> Any:
     """The structure with the entries of its dicts in the order of another's: torch counts leaves in that order, not by key."""
     kind = type(tree)
-    if kind in (dict, OrderedDict) and isinstance(like, dict) and tree.keys() == like.keys():
-        return kind((key, ordered(tree[key], like[key])) for key in like)
+    if kind in (dict, OrderedDict, defaultdict) and isinstance(like, dict) and tree.keys() == like.keys():
+        items = {key: ordered(tree[key], like[key]) for key in like}
+        return defaultdict(tree.default_factory, items) if kind is defaultdict else kind(items)
     if isinstance(tree, (tuple, list)) and isinstance(like, (tuple, list)) and len(tree) == len(like):
         parts = [ordered(a, b) for a, b in zip(tree, like, strict=True)]
         return kind(*parts) if hasattr(tree, "_fields") else kind(parts)
+    if kind is type(like) and kind in pytree.SUPPORTED_NODES and not isinstance(tree, dict):  # a deque, or a registered type
+        parts, spec = pytree.tree_flatten(tree, lambda v: v is not tree)
+        others = pytree.tree_leaves(like, lambda v: v is not like)
+        if len(parts) == len(others):
+            return pytree.tree_unflatten([ordered(a, b) for a, b in zip(parts, others, strict=True)], spec)
     return tree
 
 

@@ -27,7 +27,14 @@ def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: 
     try:
         for tensors, name, _, value in places:
             tensors[name] = value  # pyright: ignore[reportArgumentType]
-        return run()
+        result = run()
+        assigned = [name for tensors, name, _, value in places if tensors.get(name) is not value]
+        if assigned:
+            raise RuntimeError(
+                f"A module assigns {', '.join(assigned)} when an operator made of functions calls it, which would be lost. Call "
+                ".eval(), or leave the module that does it out."
+            )
+        return result
     finally:
         for tensors, name, old, _ in places:
             tensors[name] = old  # pyright: ignore[reportArgumentType]

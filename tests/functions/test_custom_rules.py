@@ -1,8 +1,10 @@
 """Rules of one's own: JAX's numbers under every transform, and what is lost elsewhere."""
 
+import collections
 import copy
 import dataclasses
 import gc
+import itertools
 import json
 import pickle
 import weakref
@@ -556,3 +558,63 @@ def test_a_tensor_in_an_object_that_torch_does_not_know_is_said_to_be_there():
     with pytest.raises(RuntimeError, match=r"A tensor in an argument of type Weights counts as captured.*register_dataclass"):
         f(Weights(torch.tensor(3.0, requires_grad=True)), x)
     assert torch.autograd.grad(f(Weights(torch.tensor(3.0)), x), x)[0] == 3
+
+
+DICTS = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "defaultdict": lambda items: collections.defaultdict(float, items),
+    "in a deque": lambda items: collections.deque([dict(items)]),
+}
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("kind", "of_rule"), [pair for pair in itertools.product(DICTS, DICTS) if "in a deque" not in pair or pair[0] == pair[1]]
+)
+def test_dicts_go_by_key_whatever_their_order(kind, of_rule):
+    """Gradients and tangents of a dict may have another order, and be another kind of dict."""
+    inner = lambda d: d[0] if isinstance(d, collections.deque) else d  # noqa: E731
+    f = fullgrad.custom_vjp(lambda d: 2 * inner(d)["b"] + 3 * inner(d)["a"])
+    f.defvjp(lambda d: (f(d), ()), lambda _, g: (DICTS[of_rule]([("a", 3 * g), ("b", 2 * g)]),))
+    tensors = {"b": torch.tensor(1.0, requires_grad=True), "a": torch.tensor(5.0, requires_grad=True)}
+    f(DICTS[kind](tensors.items())).backward()
+    assert (tensors["b"].grad, tensors["a"].grad) == (2, 3)
+    same = fullgrad.custom_jvp(lambda d: DICTS[kind]([("b", inner(d)["b"] * 2), ("a", inner(d)["a"] * 3)]))
+    if kind == of_rule:
+        same.defjvp(lambda p, t: (same(*p), DICTS[kind]([("a", inner(t[0])["a"] * 3), ("b", inner(t[0])["b"] * 2)])))
+        given = {name: v.detach() for name, v in tensors.items()}
+        found = jvp(
+            lambda b, a: tuple(inner(same(DICTS[kind]([("b", b), ("a", a)])))[k] for k in "ba"),
+            tuple(given.values()),
+            (
+                torch.tensor(1.0),
+                torch.tensor(10.0),
+            ),
+        )[1]
+        assert found == (2, 30)
+
+
+class Counting(torch.nn.Module):
+    """A module that assigns its buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.count = self.count + 1
+        return x * x
+
+
+def test_a_buffer_that_a_module_assigns_is_not_lost_in_silence():
+    """As one that it changes in place; in evaluation it assigns none."""
+    module, x = Counting(), torch.tensor(3.0, requires_grad=True)
+    f = fullgrad.custom_vjp(lambda m, x: m(x))
+    f.defvjp(lambda m, x: (m(x), x), lambda x, g: (None, 2 * x * g))
+    for call in (lambda: f(module, x), lambda: fullgrad.checkpoint(lambda m, x: m(x), module, x)):
+        with pytest.raises(RuntimeError, match=r"assigns count .* Call .eval\(\)"):
+            call()
+    module.eval()
+    assert torch.autograd.grad(f(module, x), x)[0] == 6

@@ -30,7 +30,7 @@ from fullgrad._engine.held import generators_in, has_compiled_code, held, held_i
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.rule import is_differentiated, leaves_of
-from fullgrad._engine.surroundings import Surroundings, changed, in_graph, versions_of
+from fullgrad._engine.surroundings import Surroundings, changed, exchanged, in_graph, versions_of
 from fullgrad._engine.watching import is_watched, seen, watching
 
 # Errors about captured tensors: of rules, and of code without derivatives. The others stand where they are raised, below.
@@ -275,7 +275,7 @@ class Closure:
             )
         if level_of(tensor) or tensor.is_inference() or in_graph():
             if not noting and level_of(tensor) and not self.is_traced and not in_graph() and self._is_new(tensor, function):
-                raise self._exchanged(tensor)
+                raise exchanged(self.name, tensor)
             return tensor
         ref, version = self.constants.get(id(tensor), (None, 0))
         is_known = ref is not None and ref() is tensor
@@ -284,15 +284,8 @@ class Closure:
         elif is_known and tensor._version != version:
             raise changed(self.name, tensor)
         elif not is_known and not self.is_traced and self._is_new(tensor, function):
-            raise self._exchanged(tensor)
+            raise exchanged(self.name, tensor)
         return tensor
-
-    def _exchanged(self, tensor: Tensor) -> RuntimeError:
-        return RuntimeError(
-            f"{self.name} uses a tensor of shape {tuple(tensor.shape)} in its derivative that was not used in the call: a "
-            "variable or an attribute has another value now, as at the end of a loop. Pass the tensor, or the module that "
-            "has it, as an argument."
-        )
 
     def _is_new(self, tensor: Tensor, function: Any) -> bool:
         """Whether a function holds a tensor that its call neither used nor made."""

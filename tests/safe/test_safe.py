@@ -158,7 +158,7 @@ def test_derivatives_at_singular_points(name):
         torch.testing.assert_close(h.sum(0), second, rtol=1e-12, atol=0)
         assert torch.equal(h, h.mT)
     assert jacfwd(jacrev(jacfwd(f)))(point).isfinite().all()
-    if "pow" not in name:
+    if not name.startswith("pow") and name != "xlogy at 0":  # whose mixed derivative is 1 / y
         assert not second.any()
     many = vmap(hessian(f))(torch.stack([point, point]))
     assert torch.equal(many[1], hessian(f)(point))

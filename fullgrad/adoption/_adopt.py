@@ -211,6 +211,8 @@ def _entered(context: Adopting) -> None:
 
 
 def _left(context: Adopting) -> None:
+    if not context.opened:
+        raise RuntimeError("adopting: a context was left that is not open.")
     context.opened.pop().__exit__(None, None, None)
 
 

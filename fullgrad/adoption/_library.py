@@ -162,7 +162,9 @@ def _checked(op: Any, registered: Any, tensors: Sequence[Tensor], result: Any) -
 def check_adoptable(op: Any) -> None:
     """Refuse an operator whose derivative cannot be read."""
     names = op.overloads() if hasattr(op, "overloads") else ()
-    for overload in [getattr(op, name) for name in names] or [overload_of(op)]:
+    overloads = [getattr(op, name) for name in names] or [overload_of(op)]
+    # The variant that writes into ``out`` is refused where it is called.
+    for overload in [o for o in overloads if not o._schema.is_mutable] or overloads:
         found = registered_autograd(overload)
         name = overload._schema.name
         if overload._schema.is_mutable:

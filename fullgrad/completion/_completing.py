@@ -135,17 +135,26 @@ class completing(contextlib.ContextDecorator):  # a function to its users
         if function is not None and not callable(function):
             raise TypeError(f"completing: `function` must be callable, got a value of type {type(function).__name__}.")
         context = super().__new__(cls)
+        context.opened = 0
         return context if function is None else context(function)
 
     def __call__(self, function: Any) -> Any:
         checks.returns_when_called("completing", function)
         return super().__call__(functools.wraps(function)(lambda *a, **k: checks.returned("completing", function(*a, **k))))
 
+    opened: int  # how often it is open
+
     def __enter__(self) -> None:
-        _enter(1)
+        with _lock:
+            _enter(1)
+            self.opened += 1
 
     def __exit__(self, *_: object) -> None:
-        _leave(1)
+        with _lock:
+            if not self.opened:
+                raise RuntimeError("completing: a context was left that is not open.")
+            self.opened -= 1
+            _leave(1)
 
 
 @contextlib.contextmanager

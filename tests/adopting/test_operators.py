@@ -10,6 +10,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fullgrad
 from fullgrad._dispatch import torch_private
+from fullgrad.completion import _completing
 from tests.adopting import operators_of_packages as operators
 from tests.adopting.operators_of_packages import CASES, LIBRARY, draw
 
@@ -381,3 +382,48 @@ def test_code_compiled_outside_is_not_used_inside():
         push(X)
     with fullgrad.adopting():
         close(push(X), (1 - torch.tanh(X / 3) ** 2) * X)
+
+
+def test_an_operator_of_triton_op_is_adopted_by_its_function():
+    """torch puts a function of its own around the user's, which is not torch's operator for that."""
+
+    @torch.library.triton_op("fullgradtests::of_triton", mutates_args={})
+    def of_triton(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * x
+
+    save = lambda ctx, inputs, output: ctx.save_for_backward(*inputs)  # noqa: E731
+    of_triton.register_autograd(lambda ctx, g: g * ctx.saved_tensors[0].exp() * (1 + ctx.saved_tensors[0]), setup_context=save)
+    expected = jvp(lambda x: x.exp() * x, (X,), (X,))[1]
+    for names in ((), ("tests.adopting",), ("fullgradtests",)):
+        for op in (of_triton, OPS.of_triton, OPS.of_triton.default):
+            with fullgrad.adopting(*names):
+                torch.testing.assert_close(jvp(op, (X,), (X,))[1], expected)
+    assert torch_private.place_of_operator(OPS.of_triton.default)[0] == __file__
+
+
+def test_adopt_of_a_packet_with_a_variant_that_writes():
+    """The variants that return a new tensor are adopted; the one with ``out`` is refused where it is called."""
+    LIBRARY.define("with_out(Tensor x) -> Tensor")
+    LIBRARY.define("with_out.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+    LIBRARY.impl("with_out", lambda x: x * x, "CPU")
+    LIBRARY.impl("with_out.out", lambda x, *, out: out.copy_(x * x), "CPU")
+    torch.library.register_autograd(
+        "fullgradtests::with_out", lambda ctx, g: 2 * g * ctx.saved_tensors[0],
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]), lib=LIBRARY,
+    )  # fmt: skip
+    op = fullgrad.adopt(OPS.with_out)
+    torch.testing.assert_close(jvp(op, (X,), (X,))[1], 2 * X * X)
+    with pytest.raises(RuntimeError, match="changes an argument in place"):
+        jvp(lambda x: op(x, out=torch.empty_like(x)), (X,), (X,))
+
+
+@pytest.mark.parametrize("context", [fullgrad.adopting, fullgrad.completing])
+def test_a_context_that_is_left_twice_is_an_error(context):
+    """It disables no other context."""
+    made = context()
+    with made, made:
+        pass
+    with pytest.raises(RuntimeError, match="is not open"):
+        made.__exit__(None, None, None)
+    with context():
+        assert context is fullgrad.adopting or _completing._state.is_inside

@@ -584,7 +584,7 @@ def overload_of(op: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | N
 
 def defined_operator(overload: Any) -> Any:
     """The function that `torch.library.custom_op` made an operator of, if it did."""
-    function = getattr(_opdefs.get(overload._schema.name), "_init_fn", None)
+    function: Any = getattr(_opdefs.get(overload._schema.name), "_init_fn", None)
     if getattr(function, "__module__", "") == "torch._library.triton":  # what `triton_op` puts around the function
         return dict(zip(function.__code__.co_freevars, [c.cell_contents for c in function.__closure__], strict=True)).get("fn")
     return function

@@ -13,7 +13,7 @@ def tree_map_with_path(function: Any, tree: Any) -> Any:
 
 def ordered(tree: Any, like: Any) -> Any:
     """The structure with the entries of its dicts in the order of another's: torch counts leaves in that order, not by key."""
-    kind = type(tree)
+    kind: Any = type(tree)
     if kind in (dict, OrderedDict, defaultdict) and isinstance(like, dict) and tree.keys() == like.keys():
         items = {key: ordered(tree[key], like[key]) for key in like}
         return defaultdict(tree.default_factory, items) if kind is defaultdict else kind(items)

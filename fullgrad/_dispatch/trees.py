@@ -11,10 +11,13 @@ def tree_map_with_path(function: Any, tree: Any) -> Any:
     return pytree.tree_map_with_path(lambda path, leaf: function(pytree.keystr(path), leaf), tree)
 
 
+_DICTS: tuple[Any, ...] = (dict, OrderedDict, defaultdict)
+
+
 def ordered(tree: Any, like: Any) -> Any:
     """The structure with the entries of its dicts in the order of another's: torch counts leaves in that order, not by key."""
     kind: Any = type(tree)
-    if kind in (dict, OrderedDict, defaultdict) and isinstance(like, dict) and tree.keys() == like.keys():
+    if kind in _DICTS and isinstance(like, dict) and tree.keys() == like.keys():
         items = {key: ordered(tree[key], like[key]) for key in like}
         return defaultdict(tree.default_factory, items) if kind is defaultdict else kind(items)
     if isinstance(tree, (tuple, list)) and isinstance(like, (tuple, list)) and len(tree) == len(like):

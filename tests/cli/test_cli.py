@@ -260,7 +260,7 @@ def test_ctrl_c(tmp_path):
     code = (
         "import os, signal, sys, threading\n"
         "from fullgrad.cli import main\n"
-        "threading.Timer(5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "threading.Timer(12, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         f"sys.exit(main(['check', '--json', {str(tmp_path / 'found.json')!r}]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

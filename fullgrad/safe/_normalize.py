@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast, to_opmath
+from fullgrad._core.shards import along_rows
 from fullgrad._dispatch import surely
 from fullgrad.safe._norm import Dim, Norm, _dims_of, _in_unit
 
@@ -52,12 +53,16 @@ def normalize(x: Tensor, ord: float = 2, dim: Dim = -1) -> Tensor:
     checks.positive_number("normalize", "ord", ord, finite=False)
     checks.dim("normalize", dim, x.ndim)
     dims = _dims_of(dim, x.ndim)
-    (wide,) = to_opmath(x)
-    if not x.ndim:
-        wide = wide.unsqueeze(0)
-    is_zero = (wide == 0).all(dims, keepdim=True)
-    # A constant factor that is a power of two changes neither the value nor the derivative. For zeros it is the largest one.
-    if not surely(wide.numel() == 0):
-        wide = torch.where(is_zero, 0, _in_unit(wide, ord, dims))
-    y = torch.where(is_zero, 0, wide / torch.where(is_zero, 1, Norm.apply(wide, ord, dims)))
-    return cast(y if x.ndim else y.squeeze(0), x.dtype)
+
+    def unit(x: Tensor) -> Tensor:
+        (wide,) = to_opmath(x)
+        if not x.ndim:
+            wide = wide.unsqueeze(0)
+        is_zero = (wide == 0).all(dims, keepdim=True)
+        # A constant factor that is a power of two changes neither the value nor the derivative. For zeros it is the largest one.
+        if not surely(wide.numel() == 0):
+            wide = torch.where(is_zero, 0, _in_unit(wide, ord, dims))
+        y = torch.where(is_zero, 0, wide / torch.where(is_zero, 1, Norm.apply(wide, ord, dims)))
+        return cast(y if x.ndim else y.squeeze(0), x.dtype)
+
+    return along_rows("normalize", unit, x, dims)

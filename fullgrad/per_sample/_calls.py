@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from fullgrad._core.function import Function
 from fullgrad._dispatch import without_question
-from fullgrad.per_sample._contributions import Contribution, Convolved, Dense, Product, Rows, to_parameter
+from fullgrad.per_sample._contributions import Contribution, Convolved, Dense, Product, Rows, numel, to_parameter
 from fullgrad.per_sample._record import Batched, Record
 from fullgrad.per_sample._weights import Weight, slopes, weight_of
 
@@ -117,7 +117,7 @@ class Linear(Function):
             elif not use.deliver(Product, rows, columns):
                 of_weight = rows.to(g.dtype).mT @ columns.to(g.dtype)
         if needs[3]:
-            of_bias = g.reshape(-1, g.shape[-1]).sum(0)
+            of_bias = _as_rows(g).sum(0)
         return None, of_x, of_weight, of_bias
 
     @staticmethod
@@ -151,8 +151,13 @@ def _factors(kind: str, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """R and C, (T, m) and (T, n), of which the gradient of the weight is the product."""
     if kind == "left" and x.ndim > 1:
         x, g = x.mT, g.mT
-    x, g = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    x, g = _as_rows(x), _as_rows(g)
     return (x, g) if kind == "right" else (g, x)
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    """A tensor as a matrix with the same last dimension, which may be 0."""
+    return tensor.reshape(numel(tensor.shape[:-1]), tensor.shape[-1])
 
 
 class Embedding(Function):
@@ -176,7 +181,7 @@ class Embedding(Function):
         index = index.long()
         if use.kind is not None:
             g = g.masked_fill((index == use.kind % shape[0]).unsqueeze(-1), 0)
-        index, g = index.reshape(-1), g.reshape(-1, shape[1])
+        index, g = index.reshape(-1), _as_rows(g)
         if use.deliver(lambda index, g, slope, key: Rows(index, g, shape), index, g):
             return None, None, None
         return None, None, g.new_zeros(shape).index_add(0, index, g)

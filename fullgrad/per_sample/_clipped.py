@@ -92,7 +92,9 @@ def clipped(
         def after(samples: slice) -> None:
             norms = root(total(squares.after(samples)))
             if not callable(bound):
-                add(torch.where(norms > bound, bound / norms, 1.0), samples.start)
+                is_inside = norms <= bound  # False of NaN, which gets the factor NaN
+                factors = bound / norms.masked_fill(is_inside, 1)
+                add(torch.where(is_inside, 1.0, factors), samples.start)
 
         aux = given.run(params, batch, finish, after)
         norms = root(total(squares.of_each())).to(dtype)

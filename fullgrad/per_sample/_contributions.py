@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad._dispatch import transforms_active
+from fullgrad._dispatch import can_read_numbers, has_data, is_tracing, transforms_active
 
 # As many bytes of gradients are computed at a time.
 _BYTES = 1 << 24
+
+# A sum that is so much smaller than its terms has lost digits: about three, and twelve where it is added in float64.
+_LOST = 1 / 500
 
 
 def opmath(tensor: Tensor) -> Tensor:
@@ -37,6 +40,16 @@ def flat(gradients: Tensor) -> Tensor:
 def _at_a_time(bytes: int) -> int:
     """How many pieces of so many bytes are computed at a time."""
     return max(1, _BYTES // max(1, bytes))
+
+
+def _can_look(tensor: Tensor) -> bool:
+    """Whether the next step may depend on the numbers of a tensor."""
+    return not (transforms_active() or is_tracing()) and can_read_numbers(tensor) and has_data(tensor)
+
+
+def _is_exact(total: Tensor, size: Tensor) -> Tensor:
+    """Whether sums have kept their digits, from the size of what was added; False if that overflows or is NaN."""
+    return (total >= size * _LOST) & (size < math.inf)
 
 
 class Contribution:
@@ -130,7 +143,20 @@ class Product(Contribution):
 
     def _of_grams_is_less(self) -> bool:
         length, (m, n) = self.rows.shape[1], self.shape
-        return self.slope is None and length * (m + n) <= m * n
+        return self.slope is None and length * (m + n) <= m * n and self._keeps_digits()
+
+    def _keeps_digits(self) -> bool:
+        """Whether the products of Gram matrices, which cancel where the terms of a gradient do, can be added without loss."""
+        return self._is_checked() or (self.sample.dtype != torch.float64 and self.sample.device.type != "mps")
+
+    def _is_checked(self) -> bool:
+        """Whether one can look for lost digits, or knows that there are none, as single products cancel with nothing."""
+        return self.rows.shape[1] == 1 or _can_look(self.sample)
+
+    def _factors(self, samples: slice) -> tuple[Tensor, Tensor]:
+        """The factors whose Gram matrices are multiplied: in float64 if one cannot look whether digits are lost."""
+        r, c = opmath(self.rows[samples]), opmath(self.columns[samples])
+        return (r, c) if self._is_checked() else (r.double(), c.double())
 
     def squared(self) -> Tensor:
         if self.rows.shape[1] == 1:
@@ -140,8 +166,16 @@ class Product(Contribution):
             return super().squared()
         found, each = [], _at_a_time(self.rows.shape[1] ** 2 * self.sample.element_size())
         for first in range(0, max(1, self.batch), each):
-            r, c = (opmath(v[first : first + each]) for v in (self.rows, self.columns))
-            found.append(((r @ r.mT) * (c @ c.mT)).flatten(1).sum(1))
+            r, c = self._factors(slice(first, first + each))
+            products = (r @ r.mT) * (c @ c.mT)
+            squares = products.flatten(1).sum(1)
+            if self._is_checked():
+                # The rounding of a product is as large as the lengths of its vectors, whose products are on the diagonal.
+                lost = ~_is_exact(squares, products.diagonal(dim1=1, dim2=2).sum(1))
+                if lost.any():
+                    where = lost.nonzero()[:, 0]
+                    squares = squares.index_put((where,), Contribution.squared(Product(r[where], c[where])))
+            found.append(squares.clamp(min=0).to(opmath(self.sample).dtype))
         return torch.cat(found)
 
     def sum_of_squares(self) -> Tensor:
@@ -158,9 +192,16 @@ class Product(Contribution):
     def gramian(self) -> Tensor:
         rows, columns = opmath(self.rows), opmath(self.columns)
         length, (m, n) = rows.shape[1], self.shape
-        if self.slope is None and self.batch * length * length * (m + n) <= (length + self.batch) * m * n:
-            r, c = rows.flatten(0, 1), columns.flatten(0, 1)
-            return ((r @ r.mT) * (c @ c.mT)).unflatten(0, (-1, length)).unflatten(2, (-1, length)).sum((1, 3))
+        is_less = self.slope is None and self.batch * length * length * (m + n) <= (length + self.batch) * m * n
+        if is_less and self._keeps_digits():
+            r, c = (v.flatten(0, 1) for v in self._factors(slice(None)))
+            found = ((r @ r.mT) * (c @ c.mT)).reshape(self.batch, length, self.batch, length).sum((1, 3))
+            squares = found.diagonal()
+            if not self._is_checked():
+                return (found + squares.clamp(max=0).neg().diag_embed()).to(rows.dtype)
+            size = (r.square().sum(1) * c.square().sum(1)).reshape(self.batch, length).sum(1)
+            if length == 1 or _is_exact(squares, size).all():
+                return found
         total: Any = rows.new_zeros(self.batch, self.batch)
         each = _at_a_time(self.batch * n * self.sample.element_size())
         for first in range(0, m, each):  # some rows of the matrix at a time
@@ -196,16 +237,21 @@ class Rows(Contribution):
         g = opmath(self.gradients).flatten(0, 1)
         return rows, g.new_zeros(len(rows), g.shape[1]).index_add(0, where, g)
 
+    def _once(self) -> Tensor:
+        """The gradients, where those of a row that a sample reads several times are added at the first of them, 0 at the rest."""
+        g = opmath(self.gradients)
+        same = self.index[:, :, None] == self.index[:, None, :]
+        is_again = same.tril(-1).any(2)
+        return (same & ~is_again[:, :, None]).to(g.dtype) @ g
+
     def squared(self) -> Tensor:
-        if transforms_active():  # the number of different rows may depend on the sample of an outer vmap
-            g = opmath(self.gradients)
-            same = self.index[:, :, None] == self.index[:, None, :]
-            return (same * (g @ g.mT)).flatten(1).sum(1)
+        if not _can_look(self.index):  # the number of different rows may depend on the sample of an outer vmap
+            return self._once().square().flatten(1).sum(1)
         rows, g = self._added()
         return g.new_zeros(self.batch).index_add(0, rows // self.shape[0], g.square().sum(1))
 
     def sum_of_squares(self) -> Tensor:
-        if transforms_active():
+        if not _can_look(self.index):
             return super().sum_of_squares()
         rows, g = self._added()
         return g.new_zeros(self.shape).index_add(0, rows % self.shape[0], g.square())
@@ -219,9 +265,9 @@ class Rows(Contribution):
         length = self.index.shape[1]
         if self.batch * length * length > (self.batch + length) * self.shape[0]:
             return super().gramian()
-        index, g = self.index.flatten(), opmath(self.gradients).flatten(0, 1)
+        index, g = self.index.flatten(), self._once().flatten(0, 1)
         products = (index[:, None] == index) * (g @ g.mT)
-        return products.unflatten(0, (-1, length)).unflatten(2, (-1, length)).sum((1, 3))
+        return products.reshape(self.batch, length, self.batch, length).sum((1, 3))
 
 
 class Convolved(Contribution):
@@ -284,13 +330,13 @@ def to_parameter(found: Contribution, shape: torch.Size) -> Contribution:
         r, c = opmath(found.rows), opmath(found.columns)
         s, wanted = opmath(found.slope), (1,) * (2 - len(shape)) + tuple(shape)
         if wanted == (1, 1):
-            return Dense(((r @ s) * c).flatten(1).sum(1).reshape(-1, *shape))
+            return Dense(((r @ s) * c).flatten(1).sum(1).reshape(found.batch, *shape))
         if wanted == (found.shape[0], 1):
-            return Dense((r * (c @ s.mT)).sum(1).reshape(-1, *shape))
+            return Dense((r * (c @ s.mT)).sum(1).reshape(found.batch, *shape))
         if wanted == (1, found.shape[1]):
-            return Dense((c * (r @ s)).sum(1).reshape(-1, *shape))
+            return Dense((c * (r @ s)).sum(1).reshape(found.batch, *shape))
     gradients = [g.sum_to_size(g.shape[0], *(1,) * (g.ndim - 1 - len(shape)), *shape) for _, g in found._parts()]
-    return Dense(torch.cat(gradients).reshape(-1, *shape))
+    return Dense(torch.cat(gradients).reshape(found.batch, *shape))
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:

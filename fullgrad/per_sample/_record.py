@@ -33,7 +33,9 @@ class Record:
     def __init__(
         self, shapes: Sequence[torch.Size], marker: Tensor, is_forward: bool, finish: Callable[[int, Contribution], None]
     ) -> None:
-        self.shapes, self.marker, self.is_forward, self.finish = shapes, marker, is_forward, finish
+        self.shapes, self.is_forward = shapes, is_forward
+        self.marker: Any = marker
+        self.finish: Any = finish
         self.level, self.is_delivering, self.taken = 0, False, 0  # in bytes
         self.entries: dict[Any, int] = {}
         self.hooked: set[Any] = set()  # nodes of tensors with hooks, which must see the gradient
@@ -55,8 +57,12 @@ class Record:
             yield
         finally:
             self.is_delivering = False
-            self.entries.clear()
-            self.hooked.clear()
+
+    def close(self) -> None:
+        """Forget everything when the run is done: the graph, which has what further derivatives need, holds the record."""
+        self.marker = self.finish = None
+        for held in (self.entries, self.hooked, self.parts):
+            held.clear()
 
     def enter(self, index: int, parameter: Tensor, way: Tensor) -> Tensor:
         """The parameter, as the loss gets it."""

@@ -1,5 +1,6 @@
 """A loss over a batch: its arguments, and the run that delivers each parameter's contributions."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from fullgrad._dispatch import (
     current_level,
     forward_mode_is_on,
     is_distributed,
+    is_tracing,
     outside_inference_mode,
     pytree,
     transforms_active,
@@ -91,9 +93,9 @@ class Loss:
         leaves, spec = self.parameters(params), pytree.tree_flatten(params)[1]
         dims = self.dims(batch)
         size, device = self.size(batch)
-        if not size and not self.has_aux:  # torch's vmap takes no empty batch in many functions
+        if not size:  # torch's vmap takes no empty batch in many functions
             after(slice(0, 0))
-            return ()
+            return self._aux_of_none(params, batch, dims, device) if self.has_aux else ()
         if torch.compiler.is_dynamo_compiling():
             return self._compiled(params, batch, dims, slice(0, size), device, finish, after)
         tensors = [v for v in pytree.tree_leaves((params, batch)) if isinstance(v, Tensor)]
@@ -113,24 +115,25 @@ class Loss:
                     result = self.loss(pytree.tree_unflatten(entered, spec), *sample)
                 return self._value_and_aux(result)
 
-            with outside_inference_mode():
-                found: Any = torch.func.vjp(of_way, torch.zeros((), device=device), has_aux=True)
-                value, pull, aux = found
-                is_recorded = torch.is_grad_enabled() and (may_record or are_differentiated([value])[0])
-                with torch.set_grad_enabled(is_recorded), record.delivering():
-                    pull(torch.ones_like(value), retain_graph=is_recorded)
+            try:
+                with outside_inference_mode():
+                    found: Any = torch.func.vjp(of_way, torch.zeros((), device=device), has_aux=True)
+                    value, pull, aux = found
+                    is_recorded = torch.is_grad_enabled() and (may_record or are_differentiated([value])[0])
+                    with torch.set_grad_enabled(is_recorded), record.delivering():
+                        pull(torch.ones_like(value), retain_graph=is_recorded)
+            finally:
+                record.close()
             taken[0] = record.taken
             with without_autocast(device.type):
                 after(samples)
             return marker, aux
 
         def of_batch(batch: Sequence[Any], chunk_size: int | None) -> Any:
-            count = self.size(batch)[0]
-            mapped: Any = torch.func.vmap(
-                of_sample, (0, *dims), randomness=self.randomness, chunk_size=chunk_size if count else None
-            )
+            markers = torch.zeros(self.size(batch)[0], device=device)
+            mapped: Any = torch.func.vmap(of_sample, (0, *dims), randomness=self.randomness, chunk_size=chunk_size)
             try:
-                return mapped(torch.zeros(count, device=device), *batch)[1]
+                return mapped(markers, *batch)[1]
             except RuntimeError as error:
                 if "data-dependent control flow" not in str(error):
                     raise
@@ -143,10 +146,11 @@ class Loss:
         if self.chunk_size is not None or not may_chunk or self.randomness != "error" or size <= _FIRST:
             return of_batch(batch, self.chunk_size)
         # What the first samples take tells how many of the others are cheaper together.
-        aux = of_batch(_part(dims, tuple(batch), 0, _FIRST), None)
+        part = lambda first, count: _mapped(dims, tuple(batch), lambda leaf, dim: leaf.narrow(dim, first, count))  # noqa: E731
+        aux = of_batch(part(0, _FIRST), None)
         left, each = size - _FIRST, max(1, taken[0] // _FIRST)
         most = max(_FIRST, 4 + 3 * sum([p.numel() * p.element_size() for p in leaves]) // each)
-        others = of_batch(_part(dims, tuple(batch), _FIRST, left), -(-left // -(-left // most)))
+        others = of_batch(part(_FIRST, left), -(-left // -(-left // most)))
         return pytree.tree_map(lambda first, other: torch.cat([first, other]), aux, others)
 
     def _compiled(self, params: Any, batch: Any, dims: Any, samples: slice, device: Any, finish: Any, after: Any) -> Any:
@@ -160,6 +164,17 @@ class Loss:
                 finish(samples, k, Dense(g))
             after(samples)
         return aux
+
+    def _aux_of_none(self, params: Any, batch: Any, dims: Any, device: torch.device) -> Any:
+        """What the loss returns besides, of no samples: its shapes are those of a sample of zeros."""
+        one = _mapped(dims, tuple(batch), _zeros_of_one)
+        own = pytree.tree_map(torch.clone, params)  # the loss may write into them
+        of_sample = lambda *sample: self._value_and_aux(self.loss(own, *sample))[1]  # noqa: E731
+        draws = self.randomness != "error"
+        devices = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(devices, device_type=device.type) if draws and not is_tracing() else contextlib.nullcontext():
+            aux = torch.func.vmap(of_sample, dims, randomness=self.randomness)(*one)
+        return pytree.tree_map(lambda leaf: leaf[:0], aux)
 
     def _value_and_aux(self, result: Any) -> tuple[Tensor, Any]:
         if self.has_aux and not (isinstance(result, tuple) and len(result) == 2):
@@ -194,14 +209,19 @@ def _leaves_with_dims(dims: Any, tree: Any) -> Iterator[tuple[int, Any]]:
             yield from _leaves_with_dims(dim, part)
 
 
-def _part(dims: Any, tree: Any, first: int, count: int) -> Any:
-    """Some of the samples of a tree."""
+def _zeros_of_one(leaf: Tensor, dim: int) -> Tensor:
+    """A batch of one sample of zeros."""
+    return leaf.new_zeros([1 if d == dim % leaf.ndim else n for d, n in enumerate(leaf.shape)])
+
+
+def _mapped(dims: Any, tree: Any, function: Callable[[Tensor, int], Tensor]) -> Any:
+    """A tree with a function applied to the leaves that have a batch dimension, and to that."""
     if isinstance(dims, int):
-        return pytree.tree_map(lambda leaf: leaf.narrow(dims, first, count), tree)
+        return pytree.tree_map(lambda leaf: function(leaf, dims), tree)
     if isinstance(dims, dict):
-        return {key: _part(dims[key], part, first, count) for key, part in tree.items()}
+        return {key: _mapped(dims[key], part, function) for key, part in tree.items()}
     if isinstance(dims, (tuple, list)):
-        parts = [_part(dim, part, first, count) for dim, part in zip(dims, tree, strict=True)]
+        parts = [_mapped(dim, part, function) for dim, part in zip(dims, tree, strict=True)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return tree
 

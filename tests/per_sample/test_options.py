@@ -1,5 +1,7 @@
 """Options of the functions of per-sample gradients, what surrounds them, and their errors."""
 
+import contextlib
+import gc
 import math
 
 import pytest
@@ -139,6 +141,31 @@ def test_compiled_code(name):
     assert_close(torch.compile(run, backend="eager", fullgraph=True)(W, X), run(W, X))
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_call_leaves_anything_behind(name):
+    """Parameters that require a gradient, a backward through the result, chunks, and losses that fail: all is freed."""
+    w, x = W.clone().requires_grad_(), numbers(12, 2, 3)
+    run, fails = FUNCTIONS[name](f), FUNCTIONS[name](lambda w, x: f(w, x).reshape(2))
+
+    def alive(call):
+        call()  # once before, for what torch and this package remember
+        gc.collect()
+        before = len(gc.get_objects())
+        for _ in range(3):
+            call()
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    def backward():
+        torch.autograd.grad(sum(v.sum() for v in tree_leaves(run(w, x))), w)
+
+    def failing():
+        with contextlib.suppress(RuntimeError):
+            fails(w, x)
+
+    assert [alive(call) < 3 for call in (lambda: run(w, x), backward, failing)] == [True] * 3
+
+
 # --- Options ----------------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +280,40 @@ def test_no_samples(name):
     }[name]
     for options in ({}, {} if name == "gramian" else {"chunk_size": 2}):
         assert_close(FUNCTIONS[name](loss, **options)(params, numbers(0, 3)), expected)
+    # What the loss returns besides has the shapes and dtypes of samples, none of them, in losses that torch's vmap takes no
+    # empty batch of, too; nothing is drawn, and what the loss writes into parameters does not reach the caller's.
+    state, before = torch.get_rng_state(), params["w"].clone()
+
+    def with_aux(p, x):
+        y = F.dropout(F.linear(x.reshape(-1, 3), p["w"].mul_(2)), 0.5)
+        return y.sum() + p["b"].sum(), {"y": y, "i": (x > 0).sum()}
+
+    run = FUNCTIONS[name](with_aux, has_aux=True, randomness="different", in_dims=(None, -1))
+    found, aux = run(params, numbers(2, 3, 0))
+    assert_close(found, expected)
+    assert_close(aux, {"y": numbers(0, 2, 4), "i": indices(9, 0)})
+    assert torch.equal(params["w"], before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("loss", "w", "x"),
+    [
+        (lambda w, x: F.linear(x, w).sum(), numbers(0, 4), numbers(3, 4)),
+        (lambda w, x: F.linear(x, w, w.sum(1)).sum(), numbers(0, 4), numbers(3, 5, 4)),
+        (lambda w, x: (x @ w).sum(), numbers(0, 4), numbers(3, 5, 0)),
+        (lambda w, x: F.linear(x, w).sum(), numbers(5, 4), numbers(3, 0, 4)),
+        (lambda w, x: F.embedding(x, w).sum(), numbers(5, 4), indices(5, 3, 0)),
+        (lambda w, x: F.embedding(x, w).sum(), numbers(5, 0), indices(5, 3, 2)),
+        (lambda w, x: F.linear(x, torch.tanh(w)).sum(), numbers(0, 4), numbers(3, 5, 4)),
+    ],
+)
+def test_sizes_of_0(name, loss, w, x):
+    """A parameter or a sequence without elements has the gradient 0, or an empty one."""
+    norms, zeros = numbers(3) * 0, torch.zeros_like(w)
+    expected = {"norms": norms, "clipped": (zeros, norms), "sum_of_squares": zeros, "gramian": numbers(3, 3) * 0}[name]
+    assert_close(FUNCTIONS[name](loss)(w, x), expected)
 
 
 def test_bounds():

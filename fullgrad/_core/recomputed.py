@@ -94,6 +94,11 @@ def without_aux(result: Any) -> tuple[Any, Any]:
     return result
 
 
+def with_aux(result: Any) -> tuple[Any, Any, Any]:
+    """The result of ``vjp`` or ``jvp`` with ``has_aux``, typed as three values."""
+    return result
+
+
 def save_inputs(ctx: Any, inputs: tuple[Any, ...]) -> None:
     """Save inputs for both rules: tensors through the engine, the rest as they are."""
     tensors, ctx.constants = [], []

@@ -82,7 +82,7 @@ class Replay:
             return
         traced = is_tracing()
         before = [] if traced else random_states(self.own)
-        with self.same_autocast(), _NoDraw(self.name) if traced else contextlib.nullcontext():
+        with self.same_autocast(), NoDraw(self.name) if traced else contextlib.nullcontext():
             yield
         if not traced and not all(map(torch.equal, before, random_states(self.own))):
             restore_random_states(before, self.own)
@@ -116,7 +116,7 @@ class Replay:
                 "outside, and pass them as an argument."
             )
         if is_tracing():
-            with _NoDraw(self.name):
+            with NoDraw(self.name):
                 yield
         elif self.states is None:
             yield
@@ -155,17 +155,16 @@ def _devices(accelerator: torch.device | None) -> list[str]:
     return [d for d in devices if torch.amp.is_autocast_available(d)]
 
 
-class _NoDraw(TorchDispatchMode):
+class NoDraw(TorchDispatchMode):
     """Refuses random numbers in a call that a tracer records: it cannot draw what another call in the graph has drawn."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, reason: str = "compiled code cannot draw the same ones in its derivative") -> None:
         super().__init__()
-        self.name = name
+        self.name, self.reason = name, reason
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(
-                f"{self.name} draws random numbers, and compiled code cannot draw the same ones in its derivative. Draw them "
-                "outside, and pass them as an argument."
+                f"{self.name} draws random numbers, and {self.reason}. Draw them outside, and pass them as an argument."
             )
         return func(*args, **(kwargs or {}))

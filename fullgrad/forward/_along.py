@@ -13,6 +13,8 @@ from fullgrad.forward._curve import is_curve, leaves_of
 class Along(Made[..., Any]):
     """A function that computes derivatives of another one; compiled code takes it as one node."""
 
+    positional = 1  # how many arguments have places of their own
+
     def __init__(self, kind: str, f: Callable[..., Any], compute: Callable[..., Any], *settings: Any) -> None:
         checks.function(kind, "f", f)
         if not is_tracing():
@@ -30,6 +32,11 @@ class Along(Made[..., Any]):
 
 
 def _compute(along: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) < along.positional:
+        raise TypeError(
+            f"{along.kind}: pass the first {'argument' if along.positional == 1 else 'two arguments'} by position, "
+            f"got {len(args)} positional arguments and the keywords {list(kwargs)}."
+        )
     return along.compute(along.function, along.settings, args, kwargs)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fullgrad._core.function import Function
 from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import Moving, current, current_level, pytree, wrapper_tensor
+from fullgrad._engine.random_states import restore_random_states, untraced_random_states
 from fullgrad.forward._context import right_derivatives
 
 
@@ -206,7 +207,7 @@ def nested(call: Call) -> Any:
             kept[:] = [spec, [i for i, v in enumerate(leaves) if is_floating(v)], leaves]
             return [leaves[i] for i in kept[1]] or [torch.zeros(())]  # which `jvp` wants
 
-        return _pushed(moving, primals, series)
+        return by_jvp(moving, primals, series)
 
     series = [[parts[k] for parts in call.curves] for k in range(1, order + 1)]
     if scope.count is not None:
@@ -215,6 +216,7 @@ def nested(call: Call) -> Any:
     known = [call.leaves[i] for i in others]
     # Curves of scopes outside know no transform, and are arguments of a function of theirs.
     run = (lambda *given: nested(Call(pushed, given, {}))) if any(map(is_curve, leaves_of((primals, series, known)))) else pushed
+    before = untraced_random_states()  # what is computed again draws the same numbers
     with right_derivatives():
         try:
             outputs = run(primals, series, known)
@@ -222,6 +224,7 @@ def nested(call: Call) -> Any:
             if scope.count is None or "vmap: inplace" not in str(error):
                 raise
             # torch writes what belongs to a direction into a value that they have in common: each gets its own.
+            restore_random_states(before)
             primals = [x + torch.zeros_like(t) for x, t in zip(primals, series[0], strict=True)]
             outputs = run(primals, series, known)
             kept.append("values")
@@ -229,6 +232,7 @@ def nested(call: Call) -> Any:
         outputs[-1] = [scope.total(y) for y in outputs[-1]]
     spec, where, leaves, *others = kept
     if others or len(where) < len(leaves):  # values of each direction; or indices, which transforms have wrapped
+        restore_random_states(before)
         leaves = leaves_of(call.of(0))
         outputs[0] = [leaves[i] for i in where]
     for i, parts in zip(where, zip(*outputs, strict=True), strict=False):
@@ -236,7 +240,7 @@ def nested(call: Call) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
-def _pushed(function: Callable[..., list[Any]], primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def by_jvp(function: Callable[..., list[Any]], primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """The results of a function of tensors, and their derivatives along curves: those of order k are those of order k - 1 of the
     function's `torch.func.jvp` along (x(t), x'(t)).
     """
@@ -249,7 +253,7 @@ def _pushed(function: Callable[..., list[Any]], primals: Sequence[Any], series: 
         return [*values, *tangents]
 
     pairs = itertools.pairwise(series)
-    found = _pushed(pushed, [*primals, *series[0]], [[*a, *b] for a, b in pairs])
+    found = by_jvp(pushed, [*primals, *series[0]], [[*a, *b] for a, b in pairs])
     n = len(found[0]) // 2
     return [*[f[:n] for f in found], found[-1][n:]]
 
@@ -261,6 +265,7 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
     order, below, count = len(series), current_level(), len(series[0][0]) if shared else None
     found: list[list[Any]] = []
     dims = [None, *[0 if shared else None] * (order - 1), None]
+    before = untraced_random_states()
 
     def along(parts: list[list[Any]], _: Tensor) -> Any:
         parts = _closed(parts)
@@ -273,6 +278,7 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
                 # Its interpreter raises an error of its own, without the reason.
                 if not isinstance(error, Unknown) and "TorchScript interpreter" not in str(error):
                     raise
+                restore_random_states(before)
                 result = nested(Call(f, curves, {}))
         leaves = [result] if is_curve(result) else leaves_of(result)
         found[:] = [[part(v, k, scope) for v in leaves] for k in range(order + 1)]

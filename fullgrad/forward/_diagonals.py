@@ -12,6 +12,7 @@ from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import pytree
 from fullgrad.forward._along import Along
 from fullgrad.forward._context import right_derivatives
+from fullgrad.forward._curve import by_jvp
 from fullgrad.forward._directions import Point, Probes, positive_or_none, returned
 
 
@@ -75,9 +76,10 @@ def _hessian_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tu
     of_tensors = point.function(lambda *a, **k: returned("hessian_diagonal", f(*a, **k)), constants, kwargs)
 
     def entry(index: Tensor) -> Tensor:
+        # The unit vector does not move, which zeros with memory say: under `vmap` torch refuses to write to symbolic ones.
         unit = point.unit(index)
-        along = lambda *x: jvp(of_tensors, x, unit)[1]  # noqa: E731
-        return jvp(along, tuple(point.tensors), unit)[1]
+        zeros = [torch.zeros_like(u) for u in unit]
+        return by_jvp(lambda *x: [of_tensors(*x)], point.tensors, [unit, zeros])[-1][0]
 
     def estimate(*v: Tensor) -> Any:
         """A direction times the Hessian's product with it, for each number of the result."""
@@ -124,7 +126,13 @@ def ggn_diagonal(f: Callable[..., Tensor], loss: Callable[..., Tensor], *, chunk
     checks.function("ggn_diagonal", "loss", loss)
     positive_or_none("ggn_diagonal", "chunk_size", chunk_size)
 
-    return Along("ggn_diagonal", f, _ggn_diagonal, loss, chunk_size)
+    return _AlongOfSample("ggn_diagonal", f, _ggn_diagonal, loss, chunk_size)
+
+
+class _AlongOfSample(Along):
+    """`Along` of a function of parameters and a sample."""
+
+    positional = 2
 
 
 def _ggn_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """The unit vectors of a structure of tensors, or random directions, one at a time or in chunks."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,9 +8,12 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._dispatch import pytree
+from fullgrad._dispatch import is_tracing, pytree
+from fullgrad._engine.random_states import restore_random_states, untraced_random_states
+from fullgrad._engine.replay import NoDraw
 from fullgrad.forward._context import right_derivatives
 
+_REASON = "a trace cannot draw the same ones for each chunk of `chunk_size` directions"
 DISTRIBUTIONS = ("rademacher", "normal")
 
 
@@ -64,7 +68,7 @@ class Point:
 
 def positive_or_none(name: str, argument: str, value: int | None) -> None:
     """Refuse what is neither a positive integer nor None."""
-    if value is not None and (checks.as_integer(value) or 0) < 1:
+    if value is not None and (isinstance(value, bool) or (checks.as_integer(value) or 0) < 1):
         raise ValueError(f"{name}: `{argument}` must be a positive integer or None, got {value!r}.")
 
 
@@ -73,6 +77,29 @@ def returned(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: the function must return a tensor, got a value of type {type(value).__name__}.")
     return value
+
+
+def in_chunks(name: str, run: Callable[[int, int], Any], count: int, chunk_size: int | None) -> list[Any]:
+    """The results of ``run(first, end)`` for each chunk of a count of directions, which all draw the same random numbers.
+
+    The chunks of `torch.func.vmap` share the draws of the CPU alone.
+    """
+    size = chunk_size or count
+    before = untraced_random_states() if size < count else []
+    found = []
+    for first in range(0, count, size):
+        if first:
+            restore_random_states(before)
+        with NoDraw(name, _REASON) if first and is_tracing() else contextlib.nullcontext():
+            found.append(run(first, min(count, first + size)))
+    return found
+
+
+def mapped(name: str, function: Callable[..., Any], directions: Sequence[Tensor], chunk_size: int | None) -> Any:
+    """The function of each direction, the results in front; all directions share random numbers."""
+    run = torch.func.vmap(function, randomness="same")
+    found = in_chunks(name, lambda first, end: run(*[d[first:end] for d in directions]), len(directions[0]), chunk_size)
+    return found[0] if len(found) == 1 else pytree.tree_map(lambda *parts: torch.cat(parts), *found)
 
 
 class Probes:
@@ -95,7 +122,7 @@ class Probes:
             raise ValueError(f"{name}: `standard_error` needs at least 2 probes, got {probes}.")
         if probes is None and generator is not None:
             raise ValueError(f"{name}: `generator` is for probes, of which there are none.")
-        self.count, self.distribution, self.generator = probes, distribution, generator
+        self.name, self.count, self.distribution, self.generator = name, probes, distribution, generator
         self.chunk_size, self.standard_error = chunk_size, standard_error
 
     def draw(self, like: Tensor) -> Tensor:
@@ -107,9 +134,8 @@ class Probes:
 
     def map(self, function: Callable[..., Any], *directions: Any) -> Any:
         """The function of each direction, the results in front."""
-        mapped = torch.func.vmap(function, chunk_size=self.chunk_size, randomness="same")
         with right_derivatives():
-            return mapped(*directions)
+            return mapped(self.name, function, directions, self.chunk_size)
 
     def mean(self, found: Any) -> Any:
         """The mean over the draws, with its standard error if that is asked for."""

@@ -1,16 +1,17 @@
 """`laplacian`: the sum of second derivatives, collapsed."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad.forward import _rules as _rules
 from fullgrad.forward._along import Along
 from fullgrad.forward._curve import along_curves
-from fullgrad.forward._directions import Point, positive_or_none, returned
+from fullgrad.forward._directions import Point, in_chunks, positive_or_none, returned
 
 
 def laplacian(f: Callable[..., Any], *, parts: bool = False, chunk_size: int | None = None) -> Callable[..., Any]:
@@ -62,13 +63,11 @@ def _laplacian(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any
     point = Point("laplacian", "x", x)
     function = point.function(lambda *a, **k: returned("laplacian", f(*a, **k)), constants, kwargs)
     zeros, n = [torch.zeros_like(t) for t in point.tensors], sum(point.counts)
-    slopes: list[Tensor] = []
-    value = total = None
-    for first in range(0, n, chunk_size or n):
-        directions = point.units(first, min(n, first + (chunk_size or n)))
-        (value,), (slope,), (second,) = along_curves(function, point.tensors, [directions, zeros], shared=True)
-        slopes.append(slope)
-        total = second if total is None else total + second
-    if not parts:
-        return total
-    return value, point.by_element(torch.cat(slopes).movedim(0, -1)), total
+
+    def chunk(first: int, end: int) -> tuple[Any, Any, Any]:
+        (value,), (slope,), (second,) = along_curves(function, point.tensors, [point.units(first, end), zeros], shared=True)
+        return value, slope, second
+
+    values, slopes, seconds = zip(*in_chunks("laplacian", chunk, n, chunk_size), strict=True)
+    total = functools.reduce(operator.add, seconds)
+    return (values[0], point.by_element(torch.cat(slopes).movedim(0, -1)), total) if parts else total

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 import fullgrad
-from fullgrad.forward import divergence, ggn_diagonal, hessian_diagonal, jacobian_diagonal
+from fullgrad.forward import divergence, ggn_diagonal, hessian_diagonal, jacobian_diagonal, laplacian
 
 X = torch.linspace(-1, 1.3, 6, dtype=torch.float64).reshape(3, 2)
 
@@ -74,6 +74,22 @@ def test_the_ggn_diagonal_of_a_batch_is_that_of_the_whole_matrix():
             torch.testing.assert_close(found[name][i], (j.T @ curvature @ j).diagonal().reshape(t.shape))
 
 
+def test_a_function_may_write_to_a_part_of_what_it_reads():
+    def written(x):
+        y = x * 1
+        y[1:3].mul_(x[:2])
+        return y * y
+
+    x = X.flatten()
+    torch.testing.assert_close(hessian_diagonal(written)(x), hessian_by_torch(written, x))
+    torch.testing.assert_close(laplacian(written)(x), hessian_by_torch(written, x).sum(-1))
+
+
+def test_the_ggn_diagonal_wants_parameters_and_a_sample():
+    with pytest.raises(TypeError, match=r"^ggn_diagonal: pass the first two arguments by position"):
+        ggn_diagonal(lambda p, x: p * x, lambda y: y.sum())(X)
+
+
 @pytest.mark.parametrize("distribution", ["rademacher", "normal"])
 def test_probes_are_unbiased_and_their_standard_errors_true(distribution):
     def settings(seed):
@@ -134,7 +150,13 @@ MAKERS = {"hessian_diagonal": hessian_diagonal, "jacobian_diagonal": jacobian_di
 @pytest.mark.parametrize("name", MAKERS)
 def test_settings_and_arguments_that_do_not_fit_are_refused_by_name(name):
     maker = MAKERS[name]
-    for keywords in ({"probes": 0}, {"chunk_size": 0}, {"distribution": "uniform"}, {"probes": 1, "standard_error": True}):
+    for keywords in (
+        {"probes": 0},
+        {"probes": True},
+        {"chunk_size": 0},
+        {"distribution": "uniform"},
+        {"probes": 1, "standard_error": True},
+    ):
         with pytest.raises(ValueError, match=f"^{name}: "):
             maker(field, **keywords)
     with pytest.raises(ValueError, match=f"^{name}: `generator`"):
@@ -143,6 +165,8 @@ def test_settings_and_arguments_that_do_not_fit_are_refused_by_name(name):
         maker(3)
     with pytest.raises(TypeError, match=f"^{name}: "):
         maker(field)(torch.ones(2, dtype=torch.int64))
+    with pytest.raises(TypeError, match=f"^{name}: pass the first argument by position"):
+        maker(field)(x=X)
 
 
 @pytest.mark.parametrize("maker", [jacobian_diagonal, divergence])

@@ -186,7 +186,9 @@ def test_it_pickles_with_its_function():
     [
         (lambda: laplacian(3), TypeError),
         (lambda: laplacian(u, chunk_size=0), ValueError),
+        (lambda: laplacian(u, chunk_size=True), ValueError),
         (lambda: laplacian(u, parts="all"), TypeError),
+        (lambda: laplacian(u)(x=X), TypeError),
         (lambda: laplacian(u)(torch.arange(4)), TypeError),
         (lambda: laplacian(lambda x: (x, x))(X), TypeError),
         (lambda: laplacian(torch.sum)(X[:0]), ValueError),
@@ -195,3 +197,62 @@ def test_it_pickles_with_its_function():
 def test_arguments_that_do_not_fit_are_refused_by_name(call, error):
     with pytest.raises(error, match=r"^laplacian: "):
         call()
+
+
+def dropped(x):
+    return nn.functional.dropout(x, 0.5) ** 2
+
+
+def dropped_and_written(x):
+    """A curve cannot be written into what does not move: all of it is computed again, by nested `jvp`."""
+    y = dropped(x)
+    z = torch.zeros_like(X)
+    z[:] = y
+    return z
+
+
+def dropped_with_indices(x):
+    return dropped(x).sort().values
+
+
+LONG = torch.linspace(0.5, 2, 12, dtype=torch.float64)
+
+
+def drawn(f, chunk_size=None):
+    torch.manual_seed(0)
+    return laplacian(f, parts=True, chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize("f", [dropped, dropped_with_indices, lambda x: dropped(grad(lambda x: (x**2).sum())(x) / 2)])
+def test_the_chunks_of_a_call_share_its_random_numbers(f):
+    torch.testing.assert_close(drawn(f, 5)(LONG), drawn(f)(LONG))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_what_runs_again_draws_the_same_numbers(chunk_size):
+    wanted = drawn(dropped)(X)
+    state = torch.get_rng_state()
+    torch.testing.assert_close(drawn(dropped_and_written, chunk_size)(X), wanted)
+    assert torch.equal(torch.get_rng_state(), state)
+    series = [X.sin(), X.cos()]
+    torch.manual_seed(0)
+    found = fullgrad.forward.jet(dropped_and_written, (X,), (series,))
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, fullgrad.forward.jet(dropped, (X,), (series,)))
+
+
+def test_the_samples_of_a_vmap_draw_differently_and_the_chunks_of_each_the_same():
+    batch = torch.stack([LONG] * 3)
+    value, gradient, second = vmap(drawn(dropped, 5), randomness="different")(batch)
+    scale = (value / batch**2).round()
+    torch.testing.assert_close(gradient, torch.diag_embed(2 * scale * batch))
+    torch.testing.assert_close(second, 2 * scale)
+    assert not torch.equal(value[0], value[1])
+
+
+def test_a_trace_cannot_draw_again_and_refuses():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    torch.testing.assert_close(make_fx(laplacian(lambda x: u(x), chunk_size=3))(X)(X), laplacian(u)(X))
+    with pytest.raises(NotImplementedError, match="laplacian draws random numbers"):
+        make_fx(laplacian(dropped, chunk_size=3))(X)

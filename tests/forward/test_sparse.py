@@ -71,6 +71,61 @@ def test_an_entry_that_the_pattern_lacks_raises(place):
         sparse_jacobian(lambda x: full_row(x) + x, torch.eye(N, dtype=torch.bool))(X)
 
 
+def in_float32(x):
+    return stencil(x.float()).double()
+
+
+def in_bfloat16(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (stencil(x.float()) @ torch.eye(N)).double() * 3
+
+
+LESS_PRECISE = [
+    in_float32,
+    lambda x: stencil(x.float()),
+    lambda x: stencil(x.bfloat16()).sin().float(),
+    in_bfloat16,
+]
+
+
+@pytest.mark.parametrize("f", LESS_PRECISE)
+@pytest.mark.parametrize("pattern", [BAND, ROW.T | BAND, ROW | BAND])
+def test_rounding_in_a_less_precise_dtype_is_not_a_missing_entry(f, pattern):
+    found = sparse_jacobian(f, pattern)(X)
+    torch.testing.assert_close(found.to_dense(), jacrev(f)(X).to(found.dtype), rtol=0.02, atol=0.02)
+    lacking = pattern.clone()
+    lacking[3, 4] = False
+    with pytest.raises(ValueError, match="the pattern lacks an entry"):
+        sparse_jacobian(f, lacking)(X)
+
+
+def test_the_message_names_the_matrix():
+    with pytest.raises(ValueError, match=r"^sparse_jacobian: the pattern lacks an entry of the Jacobian"):
+        sparse_jacobian(stencil, torch.eye(N, dtype=torch.bool))(X)
+    with pytest.raises(ValueError, match=r"^sparse_hessian: the pattern lacks an entry of the Hessian"):
+        sparse_hessian(lambda x: stencil(x).sum(), torch.eye(N, dtype=torch.bool))(X)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_value_and_entries_are_of_the_same_random_numbers(chunk_size):
+    dropped = lambda x: torch.nn.functional.dropout(x, 0.5) ** 2  # noqa: E731
+    value, jacobian = sparse_jacobian(dropped, BAND, value=True, chunk_size=chunk_size)(X)
+    torch.testing.assert_close(jacobian.to_dense(), (2 * value / X).diag())
+    for _ in range(3):
+        value, found = sparse_hessian(lambda x: dropped(x).sum(), BAND, value=True, chunk_size=chunk_size)(X)
+        diagonal = found.to_dense().diagonal()
+        torch.testing.assert_close(value, (diagonal * X**2 / 2).sum())
+
+
+def test_autograd_differentiates_the_value():
+    x = X.clone().requires_grad_()
+    value, found = sparse_jacobian(stencil, BAND, value=True)(x)
+    (gradient,) = torch.autograd.grad(value.sum() + found.values().sum(), x)
+    torch.testing.assert_close(gradient, grad(lambda x: stencil(x).sum() + jacrev(stencil)(x).sum())(X))
+    value, found = sparse_hessian(lambda x: stencil(x).sum(), BAND, value=True)(x)
+    torch.testing.assert_close(torch.autograd.grad(value, x)[0], grad(lambda x: stencil(x).sum())(X))
+
+
 def test_autograd_differentiates_the_values():
     x = X.clone().requires_grad_()
     (found,) = torch.autograd.grad(sparse_jacobian(stencil, BAND)(x).values().square().sum(), x)
@@ -88,6 +143,21 @@ def test_autograd_differentiates_the_values():
         (lambda maker: maker(stencil, BAND)(X.reshape(3, 3)), ValueError),
         (lambda maker: maker(stencil, BAND)(torch.arange(N)), TypeError),
         (lambda maker: maker(lambda x: x[:2], BAND)(X), ValueError),
+        (lambda maker: maker(stencil, BAND[:0, :0])(X[:0]), ValueError),
+        (lambda maker: maker(stencil)(X[:0]), ValueError),
+        (lambda maker: maker(stencil, BAND)(x=X), TypeError),
+        *[
+            (lambda maker, f=f, given=given: maker(f, *given)(X), error)
+            for given in ((BAND,), ())
+            for f, error in (
+                (lambda x: (x, x), TypeError),
+                (lambda x: None, TypeError),
+                (lambda x: x.long(), TypeError),
+                (lambda x: x.long().sum(), TypeError),
+                (lambda x: x * 1j, TypeError),
+                (lambda x: x.reshape(3, 3), ValueError),
+            )
+        ],
     ],
 )
 @pytest.mark.parametrize("maker", [sparse_jacobian, sparse_hessian])

@@ -44,7 +44,6 @@ from fullgrad.completion._registry import (
     COMPLETED,
     FUNCTIONS,
     HIGHER_ORDER,
-    NAN_EAGER_THIRD,
     NAN_THIRD,
     NO_BATCH,
     NO_DERIVATIVE,
@@ -382,7 +381,7 @@ def _installed() -> torch.library.Library:
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
     has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_PADDED_THIRD)
-    has_first, is_eager = own.lacks in (NAN_THIRD, NAN_EAGER_THIRD), own.lacks == NAN_EAGER_THIRD
+    has_first = own.lacks == NAN_THIRD
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
@@ -394,8 +393,6 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
         if has_none and (own.lacks != NO_PADDED_THIRD or _pads(args)):
             return with_formula(functools.partial(original, keys), own.formula, args, kwargs)
-        if is_eager:
-            return with_formula(functools.partial(original, keys), own.formula, args, kwargs, has_first=True)
         return original(keys, *args, **kwargs)
 
     return kernel

@@ -17,7 +17,7 @@ from fullgrad._dispatch import can_read_numbers, has_data, is_tracing, transform
 # As many bytes of gradients are computed at a time.
 _BYTES = 1 << 24
 
-# A sum that is so much smaller than its terms has lost digits: about three, and twelve where it is added in float64.
+# A sum that is smaller than this part of the size of its terms has lost about three digits.
 _LOST = 1 / 500
 
 

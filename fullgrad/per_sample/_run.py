@@ -166,7 +166,7 @@ class Loss:
         return aux
 
     def _aux_of_none(self, params: Any, batch: Any, dims: Any, device: torch.device) -> Any:
-        """What the loss returns besides, of no samples: its shapes are those of a sample of zeros."""
+        """The auxiliary results of no samples, whose shapes and dtypes are those of a sample of zeros."""
         one = _mapped(dims, tuple(batch), _zeros_of_one)
         own = pytree.tree_map(torch.clone, params)  # the loss may write into them
         of_sample = lambda *sample: self._value_and_aux(self.loss(own, *sample))[1]  # noqa: E731

@@ -207,7 +207,7 @@ def nested(call: Call) -> Any:
             kept[:] = [spec, [i for i, v in enumerate(leaves) if is_floating(v)], leaves]
             return [leaves[i] for i in kept[1]] or [torch.zeros(())]  # which `jvp` wants
 
-        return by_jvp(moving, primals, series)
+        return derivatives_by_jvp(moving, primals, series)
 
     series = [[parts[k] for parts in call.curves] for k in range(1, order + 1)]
     if scope.count is not None:
@@ -240,7 +240,9 @@ def nested(call: Call) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
-def by_jvp(function: Callable[..., list[Any]], primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def derivatives_by_jvp(
+    function: Callable[..., list[Any]], primals: Sequence[Any], series: Sequence[Sequence[Any]]
+) -> list[list[Any]]:
     """The results of a function of tensors, and their derivatives along curves: those of order k are those of order k - 1 of the
     function's `torch.func.jvp` along (x(t), x'(t)).
     """
@@ -253,7 +255,7 @@ def by_jvp(function: Callable[..., list[Any]], primals: Sequence[Any], series: S
         return [*values, *tangents]
 
     pairs = itertools.pairwise(series)
-    found = by_jvp(pushed, [*primals, *series[0]], [[*a, *b] for a, b in pairs])
+    found = derivatives_by_jvp(pushed, [*primals, *series[0]], [[*a, *b] for a, b in pairs])
     n = len(found[0]) // 2
     return [*[f[:n] for f in found], found[-1][n:]]
 

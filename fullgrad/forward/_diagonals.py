@@ -12,7 +12,7 @@ from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import pytree
 from fullgrad.forward._along import Along
 from fullgrad.forward._context import right_derivatives
-from fullgrad.forward._curve import by_jvp
+from fullgrad.forward._curve import derivatives_by_jvp
 from fullgrad.forward._directions import Point, Probes, positive_or_none, returned
 
 
@@ -79,7 +79,7 @@ def _hessian_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tu
         # The unit vector does not move, which zeros with memory say: under `vmap` torch refuses to write to symbolic ones.
         unit = point.unit(index)
         zeros = [torch.zeros_like(u) for u in unit]
-        return by_jvp(lambda *x: [of_tensors(*x)], point.tensors, [unit, zeros])[-1][0]
+        return derivatives_by_jvp(lambda *x: [of_tensors(*x)], point.tensors, [unit, zeros])[-1][0]
 
     def estimate(*v: Tensor) -> Any:
         """A direction times the Hessian's product with it, for each number of the result."""

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import fullgrad
 from fullgrad import implicit, quantizers, safe, soft, spikes
 from fullgrad.forward import jet, taylor
-from fullgrad.forward._curve import _pushed, along_curves
+from fullgrad.forward._curve import along_curves, derivatives_by_jvp
 from tests.forward.golden import FUNCTIONS
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
@@ -34,7 +34,7 @@ def floating(tree):
 def nested(f, x, series):
     """The leaves of f's result and of its derivatives along curves, by nested jvp of all of f."""
     with fullgrad.completing():
-        return _pushed(lambda *x: floating(f(*x)), x, series)
+        return derivatives_by_jvp(lambda *x: floating(f(*x)), x, series)
 
 
 def check(f, x=X, v=V, order=ORDER):
@@ -382,7 +382,7 @@ def test_a_value_that_moves_and_is_captured_by_a_rule_is_not_lost():
 
 def test_transforms_around_a_jet():
     f, third = lambda x: (W @ (W @ x).tanh()).exp().sum(), lambda f: lambda x: taylor(f, x, V, 3)[3]
-    reference = lambda x: _pushed(lambda x: [f(x)], [x], [[V], [0 * V], [0 * V]])[3][0]  # noqa: E731
+    reference = lambda x: derivatives_by_jvp(lambda x: [f(x)], [x], [[V], [0 * V], [0 * V]])[3][0]  # noqa: E731
     batch = torch.stack([X, X.sin()])
     torch.testing.assert_close(grad(third(f))(X), grad(reference)(X))
     torch.testing.assert_close(vmap(grad(third(f)))(batch), torch.stack([grad(reference)(x) for x in batch]))
@@ -394,7 +394,7 @@ def test_a_backward_reaches_parameters():
     net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     parameters = [p for k, p in net.named_parameters() if k != "2.bias"]
     found = torch.autograd.grad(taylor(net, X, V, 3)[3].sum(), parameters)
-    wanted = torch.autograd.grad(_pushed(lambda x: [net(x)], [X], [[V], [0 * V], [0 * V]])[3][0].sum(), parameters)
+    wanted = torch.autograd.grad(derivatives_by_jvp(lambda x: [net(x)], [X], [[V], [0 * V], [0 * V]])[3][0].sum(), parameters)
     torch.testing.assert_close(found, wanted)
 
 

@@ -28,9 +28,10 @@ def clipped(
         \sum_i g_i \min(1, c / \lVert g_i \rVert), \qquad g_i = \nabla_p\, \ell(p, x_i)
 
     It is a sum, not a mean. The factor at norm 0 is 1; a norm that is NaN makes the sums NaN. ``clipped(loss, math.inf)`` is the
-    plain sum with the norms. It takes one forward and one backward: the factors of the gradients are kept until the norms are known, and
-    weighted then, so that operators that act on the gradient, such as `clip_grad`, see the gradient of the loss itself. A use
-    that has no factors (see `norms`) keeps its per-sample gradient. With a ``bound`` that is a function, all chunks are kept.
+    plain sum with the norms. It takes one forward and one backward: the factors of the gradients are kept until the norms are
+    known, and weighted then, so that operators that act on the gradient, such as `clip_grad`, see the gradient of the loss
+    itself. A use that has no factors (see `norms`) keeps its per-sample gradient. With a ``bound`` that is a function, all
+    chunks are kept.
 
     Args:
         loss: A function of ``(params, *sample)``, the loss of one sample, one number.

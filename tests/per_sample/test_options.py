@@ -141,6 +141,7 @@ def test_compiled_code(name):
     assert_close(torch.compile(run, backend="eager", fullgraph=True)(W, X), run(W, X))
 
 
+@pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_call_leaves_anything_behind(name):
     """Parameters that require a gradient, a backward through the result, chunks, and losses that fail: all is freed."""

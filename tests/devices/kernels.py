@@ -89,6 +89,7 @@ Where there are more launches than in the composite:
 - *`codebook_quantize`, `power_of_two`*: the backward finds the level of each number again, where the composite saves it.
 - *Smooth `sigmoidal`, `heaviside`, `greater`, `greater_equal`*: a second gate, so that the slope is not 0 where the value rounds
   to 1.
+- *`xlogy`*: the slope by y is a quotient that is 0 at 0, and its derivatives are, too.
 - *`norm` of all elements*: the unit of the elements, in which it neither overflows nor underflows.
 - *`lower_bound`, `upper_bound` with a tensor as the bound*: both gradients compare anew; the composite saves one comparison.
 - *`custom_gradient`, `custom_jvp`*: the composite's backward is written by hand; theirs is found from the rule.

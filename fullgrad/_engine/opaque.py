@@ -137,7 +137,7 @@ class _Batch:
             draws.begin()
             sample = [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
             samples.append([y.clone() for y in self.inner.run(sample)])  # as code may return one buffer for each sample
-            if draws.are_refused():
+            if draws.are_refused(more_follow=i < size - 1):
                 raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
         return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]
 

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import fullgrad
 from tests.adopting import oracle
 from tests.adopting.functions import X, Y
+from tests.adopting.idioms import Recursion
 
 
 def total(f):
@@ -604,24 +605,6 @@ def alternating(flip):
         return x.flip(-1).cumsum(-1).flip(-1) if flip else x.cumsum(-1)
 
     return function(filtered, lambda ctx, g: alternating(not flip).apply(g))
-
-
-class Recursion(Function):
-    """A filter over time, written into a new tensor, whose gradient is the same filter, backwards in time."""
-
-    @staticmethod
-    def forward(ctx, x, a):
-        y = torch.zeros_like(x)
-        for t in range(x.shape[-1]):
-            y[..., t] = x[..., t] - (a * y[..., t - 1] if t else 0)
-        ctx.save_for_backward(a, y)
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        a, y = ctx.saved_tensors
-        of_x = Recursion.apply(g.flip(-1), a).flip(-1)
-        return of_x, -(of_x * torch.nn.functional.pad(y[..., :-1], (1, 0))).sum()
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_operator_class_has_the_signature_of_its_forward(name):
 ESTIMATORS = ("replace_grad", "st", "grad_replace", "straight_through")
 RULES = ("custom_jvp", "custom_vjp", "custom_gradient", "linear_map", "checkpoint", *IMPLICIT)
 REFERENCES = ("with_reference", "with_reference and a backward")
-VECTORS = ("quantizers.vector_quantize, identity", "quantizers.vector_quantize, rotation")
+VECTORS = tuple(f"quantizers.vector_quantize, {kind}" for kind in ("identity", "rotation", "given"))
 # pass_round is called through its class, the next through a lambda that computes with its input; the rest takes floats only.
 UNCHECKED = (
     "pass_round",
@@ -143,7 +143,7 @@ def test_unordered_dtypes_are_refused(case, dtype):
 
 
 # A norm takes floating numbers alone, as in torch; of the others, negative integers are outside of the domain: `tests/safe`.
-OF_FLOATS = tuple(f"safe.{name}" for name in ("acos", "asin", "log", "log1p", "norm", "pow", "sqrt"))
+OF_FLOATS = tuple(f"safe.{name}" for name in ("acos", "asin", "cdist", "log", "log1p", "norm", "pow", "sqrt"))
 WHOLE = [
     case
     for case in PUBLIC

@@ -52,6 +52,7 @@ OF_ALGORITHMS = (
     "rank_st fast_soft_sort smooth",
     "sampling.imle_topk",
     "sampling.k_subset_st",
+    "safe.cdist",
     "safe.norm",
     "sampling.poisson_st",
     "soft.entmax_loss",

@@ -54,7 +54,7 @@ def _weight(x: Tensor) -> Tensor:
 def _masked(function: Callable[..., Tensor], x: Tensor, *args: Any) -> Tensor:
     n = x.shape[-1]
     mask = (torch.arange(n, device=x.device) < n - 1).expand(x.shape)  # all but the last
-    return function(x, _order(x), *args, mask=mask, weight=_weight(x[..., 0]) if x.ndim > 1 else None)
+    return function(x, _order(x), *args, mask=mask, weight=_weight(x.sum(-1)) if x.ndim > 1 else None)
 
 
 def _default_ranks(x: Tensor) -> Tensor:

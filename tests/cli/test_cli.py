@@ -259,8 +259,13 @@ def test_ctrl_c(tmp_path):
     """A signal ends the process with the partial table and one line."""
     code = (
         "import os, signal, sys, threading\n"
-        "from fullgrad.cli import main\n"
-        "threading.Timer(12, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "from fullgrad.cli import _output, main\n"
+        "count = _output.Stoppable.count\n"
+        "def counted(work):\n"
+        "    count(work)\n"
+        "    if work.done == 9:\n"
+        "        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "_output.Stoppable.count = counted\n"
         f"sys.exit(main(['check', '--json', {str(tmp_path / 'found.json')!r}]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -209,27 +208,30 @@ def test_modules_have_the_jets_of_nested_jvp(name):
 
 
 RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "cauchy", "exponential", "geometric", "uniform", "rrelu")
-OPERATORS = [
-    op
-    for op in op_db
-    if op.supports_forward_ad
-    and torch.float64 in op.dtypes
-    and not any(word in op.name for word in (*RANDOM, "empty", "as_strided"))
-]
+PARTS = 120
 
 
-@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.formatted_name)
+def operators_of_torch(part):
+    """One part of torch's operators; their list takes seconds to import."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    suited = [op for op in op_db if op.supports_forward_ad and torch.float64 in op.dtypes]
+    return [op for op in suited if not any(word in op.name for word in (*RANDOM, "empty", "as_strided"))][part::PARTS]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.exhaustive(but=1)
 @pytest.mark.filterwarnings("ignore")  # samples of torch use deprecated functions
-def test_operators_of_torch_have_the_jets_of_nested_jvp(op):
-    for sample in list(op.sample_inputs("cpu", torch.float64))[:4]:
+def test_operators_of_torch_have_the_jets_of_nested_jvp(part):
+    samples = [(op, sample) for op in operators_of_torch(part) for sample in list(op.sample_inputs("cpu", torch.float64))[:4]]
+    for op, sample in samples:
         leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         where = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
         x = [leaves[i].detach().clone() for i in where]
         if not x or sum(t.numel() for t in x) > 400:
             continue
 
-        def f(*tensors, leaves=leaves, where=where, spec=spec):
+        def f(*tensors, op=op, leaves=leaves, where=where, spec=spec):
             given = list(leaves)
             for i, t in zip(where, tensors, strict=True):
                 given[i] = t
@@ -245,7 +247,9 @@ def test_operators_of_torch_have_the_jets_of_nested_jvp(op):
         found = [value, *[[d[k] for d in derivatives] for k in range(2)]]
         finite = lambda y: torch.where(y.isfinite(), y, 0.0)  # noqa: E731
         for a, b in zip(found, wanted, strict=True):
-            torch.testing.assert_close(list(map(finite, a)), list(map(finite, b)), rtol=1e-7, atol=1e-7)
+            torch.testing.assert_close(
+                list(map(finite, a)), list(map(finite, b)), rtol=1e-7, atol=1e-7, msg=f"{op.formatted_name}: {{}}".format
+            )
 
 
 # --- Declared derivatives ---------------------------------------------------------------------------------------------------

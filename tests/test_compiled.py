@@ -89,6 +89,7 @@ def check_kept(case):
 
 
 @pytest.mark.parametrize("case", [c for c in ELEMENTWISE if not c.exhaustive], ids=lambda c: c.name)
+@pytest.mark.sampled(of=3)
 def test_compiled_code_keeps_inputs_and_no_masks(case):
     """The compiled forward of an elementwise operator keeps inputs for the backward, or fewer bytes than those."""
     check_kept(case)
@@ -110,6 +111,7 @@ def check_chain_kept(cases):
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("cases", chains(False))
+@pytest.mark.sampled(of=3)
 def test_a_chain_keeps_its_input(cases):
     """A chain of operators keeps only the input."""
     check_chain_kept(cases)

@@ -125,6 +125,7 @@ def test_first_use_inside_a_transform(inside):
         "import torch; torch.compile(lambda x: x); import fullgrad",
     ],
 )
+@pytest.mark.sampled(of=2)
 def test_compiled_code_is_right(order):
     """Compiled code is right with Dynamo imported before, after, or by ``torch.compile``; for our operators and users'."""
     done = run(order + COMPILED)

@@ -64,6 +64,7 @@ def compare(rank, world, shape):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
+@pytest.mark.sampled(of=2)
 def test_processes(shape):
     """The placements are right on a mesh of one dimension and of two."""
     in_processes(compare, torch.Size(shape).numel(), shape)

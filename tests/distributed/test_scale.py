@@ -19,6 +19,7 @@ def compare(rank, ranks):
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.sampled(of=2)
 def test_the_model_is_what_is_counted(ranks):
     """The model holds at two sizes, so that each term is that of its size."""
     in_processes(compare, ranks)

@@ -132,6 +132,7 @@ OF_ROWS = {
 
 @pytest.mark.long(but=4)
 @pytest.mark.parametrize("call", [*ELEMENTWISE.values(), *OF_ROWS.values()], ids=[*ELEMENTWISE, *OF_ROWS])
+@pytest.mark.sampled(of=3)
 def test_compiled_code_is_right(call):
     """Forward and backward are right in one graph."""
     values = torch.tensor([[0.3, -1.7, 0.8], [2.2, 0.1, -0.4], [1.4, -0.6, 0.9]], dtype=torch.float64)

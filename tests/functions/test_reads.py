@@ -196,6 +196,7 @@ def test_what_a_function_reads_is_found(place):
 
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize("place", [place for place in PLACES if place != "partial"])  # Dynamo takes none, and says so
+@pytest.mark.sampled(of=3)
 def test_compiled_code_follows_a_number_in_any_place(place):
     """The gradient is that of eager code after each change."""
     f, change = PLACES[place]()

@@ -90,6 +90,7 @@ def case(operator):
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "compiled"])
+@pytest.mark.sampled(of=2)
 def test_law_holds_of_a_right_operator_and_finds_a_wrong_one(law, monkeypatch):
     """A few programs find a wrong operator, and pass a right one."""
     monkeypatch.setitem(_program.BY_NAME, "broken", case(Cube))

@@ -138,6 +138,7 @@ PROBLEMS = {
 @pytest.mark.parametrize(
     "problem", [pytest.param(name, marks=[] if i % 3 == 0 else pytest.mark.long) for i, name in enumerate(PROBLEMS)]
 )
+@pytest.mark.sampled(of=2)
 def test_transforms(problem, transform):
     """Every transform is that of the closed form, or of an unrolled iteration."""
     ours, expected = PROBLEMS[problem]
@@ -148,6 +149,7 @@ def test_transforms(problem, transform):
 @pytest.mark.parametrize(
     "thrice", [lambda f: jacrev(jacrev(jacrev(f))), lambda f: jacfwd(jacfwd(jacfwd(f))), lambda f: jacfwd(hessian(f))]
 )
+@pytest.mark.sampled(of=3)
 def test_third_order(problem, thrice):
     """Third derivatives hold to 1e-8, by dense and by matrix-free solves."""
     ours, expected = [lambda x, f=f: f(x).sin().sum() for f in PROBLEMS[problem]]
@@ -658,7 +660,7 @@ def test_pickles_and_copies():
         close(jacrev(other, 1)(X[1], X[0]), jacrev(named, 1)(X[1], X[0]))
 
 
-@pytest.mark.sampled(of=3)
+@pytest.mark.sampled(of=7)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 @pytest.mark.parametrize("problem", ["scipy", "gmres", "inside vmap", "conditions", "solve"])
 def test_compiled(problem, backend):
@@ -892,6 +894,7 @@ PAIRS = [("grad", way) for way in TRACED] + [(name, "compiled") for name in TRAN
 
 @pytest.mark.parametrize(("transform", "way"), PAIRS)
 @pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.sampled(of=3)
 def test_structures_and_transforms_in_traced_code(structure, transform, way):
     """A solution of any structure, by an equation that uses transforms, has its derivative in traced code."""
     if transform != "grad" and structure != "dict":

@@ -114,6 +114,7 @@ def test_infinite_predictions_are_ranked():
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sampled(of=2)
 def test_descent_sorts(method):
     """Descent of the first loss brings a prediction into the order of its target, of the second one improves the hard metric."""
     x, y = rows(8), rows(8, seed=3)

@@ -190,7 +190,7 @@ def failures(name, operator, dtype):
     return told
 
 
-@pytest.mark.sampled(of=3)
+@pytest.mark.sampled(of=4)
 @pytest.mark.parametrize("name", SURROGATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_derivatives_far_out_are_exact(name, dtype):

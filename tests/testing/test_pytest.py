@@ -195,6 +195,7 @@ class TestMethods:
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
 @pytest.mark.long
+@pytest.mark.sampled(of=2)
 def test_what_was_not_checked_is_listed_at_the_end(pytester, workers):
     """A line for each operator and argument that is missing, from workers too."""
     pytester.makepyfile(test_gaps=GAPS)

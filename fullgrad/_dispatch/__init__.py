@@ -129,6 +129,7 @@ from fullgrad._dispatch.torch_private import (
     release_guards,
     require_grad,
     requires_grad_at,
+    retains_graph,
     sequence_number,
     set_forward_mode,
     set_graph_cache,

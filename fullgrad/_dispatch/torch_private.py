@@ -175,6 +175,10 @@ dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporari
 is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
 
 # Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
+# A backward whose graph is not retained frees what the operator has kept, as torch frees what was saved.
+retains_graph = _optional(
+    "_C._autograd._get_current_graph_task_keep_graph", lambda: True, "memory of a completed operator stays until its graph goes"
+)
 is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
 
 # Their products with a number are such zeros, too, which torch has no public name for.

@@ -442,11 +442,6 @@ MAY_DIFFER: list[tuple[re.Pattern[str], re.Pattern[str], str]] = [
         "cumprod: torch takes the product of two zeros and a number that is not finite for 0 in a gradient",
     ),
     (
-        re.compile("^logcumsumexp"),
-        re.compile("^eager third derivative"),
-        "logcumsumexp: a third derivative in eager code is torch's own, which is NaN; another graph would hold more memory",
-    ),
-    (
         re.compile("^conv_tbc|flash_attention_for_cpu"),
         re.compile("^value with (NaN|infinity).* under vmap"),
         "conv_tbc and flash attention: in a batch that torch has no kernel for, NaN is where the formula has it",

@@ -28,6 +28,7 @@ from fullgrad._dispatch import (
     is_tracing,
     make_dual,
     may_be_differentiated,
+    retains_graph,
     set_forward_mode,
     set_graph_cache,
     single_level,
@@ -44,7 +45,7 @@ from fullgrad.completion._registry import (
     COMPLETED,
     FUNCTIONS,
     HIGHER_ORDER,
-    NAN_THIRD,
+    NAN_EAGER_THIRD,
     NO_BATCH,
     NO_DERIVATIVE,
     NO_FORWARD,
@@ -381,18 +382,19 @@ def _installed() -> torch.library.Library:
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
     has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_PADDED_THIRD)
-    has_first = own.lacks == NAN_THIRD
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
             return original(keys, *args, **kwargs)
         if transforms_active() or forward_mode_is_on():
-            if has_first and _is_for_gradients(args):
+            if own.has_first and _is_for_gradients(args):
                 return original(keys, *args, **kwargs)
             has_no_batch = own.lacks == NO_BATCH and "Vmap" in active_transforms()
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
         if has_none and (own.lacks != NO_PADDED_THIRD or _pads(args)):
             return with_formula(functools.partial(original, keys), own.formula, args, kwargs)
+        if own.lacks == NAN_EAGER_THIRD:
+            return with_formula(functools.partial(original, keys), own.formula, args, kwargs, has_first=True)
         return original(keys, *args, **kwargs)
 
     return kernel
@@ -676,6 +678,8 @@ class _Given(torch.autograd.Function):
 
         def by_torch(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
             values, leaves = ctx.of_torch
+            if not retains_graph():
+                ctx.of_torch = None  # its memory goes with that of the saved tensors
             outputs, inputs = [values[i] for i in differ], [leaves[i] for i in where]
             return torch.autograd.grad(outputs, inputs, given[count:], retain_graph=True, allow_unused=True)
 

@@ -158,7 +158,7 @@ def _orders(x: Tensor) -> int:
     return sum(kind != "Vmap" for kind in active_transforms()) + (3 if innermost(x).requires_grad else 1)
 
 
-@completes("_linalg_eigh", NAN_THIRD)
+@completes("_linalg_eigh", NAN_THIRD, has_first=True)
 def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
     r"""Steps of refinement from the decomposition, a constant. Of n steps the derivatives are right to the order 2^n - 1.
 

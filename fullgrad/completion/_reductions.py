@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core.recomputed import pulled_back
 from fullgrad.completion._pointwise import logaddexp
 from fullgrad.completion._registry import (
-    NAN_THIRD,
+    NAN_EAGER_THIRD,
     NO_FORWARD,
     NO_SECOND,
     NO_THIRD,
@@ -221,7 +221,7 @@ def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return high + torch.log1p(torch.exp(torch.where(is_0, 0, low - high)))
 
 
-@completes("logcumsumexp", NAN_THIRD)
+@completes("logcumsumexp", NAN_EAGER_THIRD, has_first=True)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
     if not x.ndim:
         return NotImplemented

@@ -13,6 +13,7 @@ WRONG = "forward mode, differentiated again, is wrong"
 NO_SECOND = "there is no derivative of its backward"
 NO_THIRD = "reverse over forward, differentiated again, raises"
 NAN_THIRD = "third derivatives are NaN"
+NAN_EAGER_THIRD = "third derivatives are NaN, in eager code too"
 NO_PADDED_THIRD = "there is no third derivative where an output is padded"
 NO_FORWARD_OF_BACKWARD = "there is no forward mode of its backward under no_grad"
 NO_FORWARD = "there is no forward mode"
@@ -28,7 +29,8 @@ class Completed(NamedTuple):
 
     ``formula`` is made of torch's operations alone, since torch refuses others where it has begun to process a transform.
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
-    torch cannot batch it, or prepares the tensors for torch's own rule, and ``issue`` is torch's public one.
+    torch cannot batch it, or prepares the tensors for torch's own rule, and ``issue`` is torch's public one. With ``has_first``
+    torch's first derivative in reverse mode is right, and taken where it is all that is asked for.
     """
 
     formula: Callable[..., Any]
@@ -37,6 +39,7 @@ class Completed(NamedTuple):
     lean: Callable[..., Any] | None = None
     issue: int | None = None
     slopes: Callable[..., "Slopes"] | None = None
+    has_first: bool = False
 
 
 # The derivatives of a function of single elements by its arguments, by their places: each a function that computes it, and the
@@ -91,12 +94,18 @@ def completes_backward(name: str, *results: int, has_first: bool = False) -> Cal
 
 
 def completes(
-    name: str, lacks: str, *, batched: bool | Callable[[Tensor], Tensor] = False, lean: Any = None, issue: int | None = None
+    name: str,
+    lacks: str,
+    *,
+    batched: bool | Callable[[Tensor], Tensor] = False,
+    lean: Any = None,
+    issue: int | None = None,
+    has_first: bool = False,
 ) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue)
+        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue, has_first=has_first)
         return formula
 
     return enter

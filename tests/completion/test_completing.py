@@ -353,8 +353,8 @@ def test_eager_code_is_torchs_own(name):
         torch.testing.assert_close(second, jvp(grad(f), (x,), (torch.ones_like(x),))[1])
 
 
-# torch's third derivatives of these, of the first one at a singular matrix, are wrong or NaN in eager code: docs/limits.md.
-WRONG_THIRD = {"_linalg_det, of rank 4", "_linalg_eigh", "logcumsumexp"}
+# torch's third derivative at a singular matrix is wrong in eager code: docs/limits.md.
+WRONG_THIRD = {"_linalg_det, of rank 4"}
 
 
 @pytest.mark.parametrize("name", [name for name in EAGER if name not in WRONG_THIRD])

@@ -331,6 +331,27 @@ def test_second_derivatives_of_norms_in_eager_code(norm):
         torch.testing.assert_close(derivatives(2), own, rtol=0, atol=0)
 
 
+def test_eager_derivatives_of_running_logarithms():
+    """The gradient is torch's own, bit for bit, and the third derivative a number, where torch has NaN."""
+    weights = torch.arange(1.0, 7, dtype=torch.float64)
+
+    def derivatives(f, count):
+        leaf, found = seeded(6).requires_grad_(), []
+        y = (f(leaf) * weights).sin().sum()
+        for _ in range(count):
+            (g,) = torch.autograd.grad(y, leaf, create_graph=True)
+            y = g.sin().sum()
+            found.append(g.detach())
+        return found
+
+    f = lambda x: torch.logcumsumexp(x, 0)  # noqa: E731
+    own = derivatives(f, 1)
+    assert derivatives(f, 3)[2].isnan().any(), "torch has it: the completion is not needed"
+    with fullgrad.completing():
+        torch.testing.assert_close(derivatives(f, 1), own, rtol=0, atol=0)
+        torch.testing.assert_close(derivatives(f, 4), derivatives(lambda x: x.exp().cumsum(0).log(), 4))
+
+
 def test_deviations_of_complex_numbers():
     """Reverse over forward over reverse, where torch's formula writes to what it has saved, and of a single number."""
     x, t = torch.complex(X, X.cos()), torch.complex(X.sin(), X)

@@ -25,6 +25,7 @@ from fullgrad._dispatch import (
     sequence_number,
     transforms_active,
 )
+from fullgrad._engine.call import tensors_of
 from fullgrad._engine.guard import guard
 from fullgrad._engine.held import generators_in, has_compiled_code, held, held_in, is_globals, places, substituted
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
@@ -172,7 +173,7 @@ class Closure:
                 self.surroundings.check()
             if self.used is None or _are_leaves([*given, *values]):
                 result = self._with_values(function, given, values)
-                if self.used is not None and leaves_of(_tensors_of(result)) - {id(t) for t in (*given, *values)}:
+                if self.used is not None and leaves_of(tensors_of(result)) - {id(t) for t in (*given, *values)}:
                     raise RuntimeError(self.unknown("a tensor"))
                 return result
         self.held_now = None
@@ -341,7 +342,7 @@ _again_outside = outside_dynamo_later(lambda closure, *args: closure.again(*args
 
 def _shows_others(result: Any, given: Sequence[Tensor]) -> bool:
     """Whether the result of a call shows that it used tensors which were not given, and which have a derivative or a level."""
-    tensors = _tensors_of(result)
+    tensors = tensors_of(result)
     if any(level_of(y) > max([current_level(), *map(level_of, given)]) for y in tensors):
         return True
     if not is_differentiated(tensors):
@@ -354,10 +355,6 @@ def _are_leaves(tensors: Sequence[Tensor]) -> bool:
     """Whether a graph of some tensors, which is recorded now, begins at them."""
     hidden = transforms_active() or forward_mode_is_on() or is_tracing() or in_legacy_vmap()
     return not hidden and all(t.is_leaf for t in tensors)
-
-
-def _tensors_of(result: Any) -> Sequence[Tensor]:
-    return [result] if isinstance(result, Tensor) else getattr(result, "tensors", result)
 
 
 class Refusing(Closure):

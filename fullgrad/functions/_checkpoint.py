@@ -73,14 +73,7 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return Result(call.run(lambda args, kwargs: function(*args, **kwargs), tensors), name)
 
     of_now = frozen(f)
-    found: list[Result] = []
-
-    def value(function: Any, *given: Tensor) -> list[Tensor]:
-        found[:] = [run(function, *given)]
-        return found[0].tensors
-
-    plain_values(closure, functools.partial(value, f), call.tensors)
-    result, n = found.pop(), len(call.tensors)
+    result, n = plain_values(closure, functools.partial(run, f), call.tensors), len(call.tensors)
     inputs = [*call.release(), *closure.release()]
     if not is_differentiated(inputs):
         return result.tree(shown(apart(result.release(), inputs)))

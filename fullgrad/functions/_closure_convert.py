@@ -56,8 +56,8 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
     call = Call(args)
     closure = Closure(name, f, objects=call.objects())
 
-    def value(function: Any, *given: Tensor) -> list[Tensor]:
-        return Result(call.run(function, given), name).tensors
+    def value(function: Any, *given: Tensor) -> Result:
+        return Result(call.run(function, given), name)
 
     plain_values(closure, functools.partial(value, f), call.tensors)
     call.release()

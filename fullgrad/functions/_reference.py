@@ -149,13 +149,14 @@ class _Reference:
         self.closure = Closure(
             owner.label, owner.function, owner.reference, objects=call.objects(), draws_again=owner.method == "map"
         )
-        self.structure = Result(None)
+        self.structure: Any = None  # of the result, for a rule
         self.kinds = [(may_differ(t), t.shape, t.dtype) for t in call.tensors]
 
     def result(self) -> Any:
         """The result of the call."""
         owner = self.owner
-        values = self._forward(self.call.tensors)
+        self.structure = self._forward(self.call.tensors)
+        values = self.structure.release()
         self.closure.hold_unused()
         of_keywords = self.call.split(self.call.tensors)[-1]
         inputs = [*self.call.release(), *self.closure.release()]
@@ -199,10 +200,10 @@ class _Reference:
             return [*by_reference(self.again).pull(x, cotangents, needs[:m]), *[None] * len(y)]
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
 
-        def value(*given: Tensor) -> list[Tensor]:
+        def value(*given: Tensor) -> Result:
             with self.closure.replay.again():
                 grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
-            return [torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where]
+            return Result([torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where])
 
         def checked(i: int, x: Tensor, g: Any) -> Tensor:
             """A gradient that is like its argument, of which compiled code knows no more than that it should be."""
@@ -210,8 +211,8 @@ class _Reference:
 
         label = f"{self.owner.label}: `backward`"
         values = self._values(
-            Refusing(label, self.owner.backward), value, lambda *given: [given[i] for i in where], [*inputs, *cotangents]
-        )
+            Refusing(label, self.owner.backward), value, lambda *given: Result([given[i] for i in where]), [*inputs, *cotangents]
+        ).release()
         of_gradient = by_reference(lambda *all: transpose(self._floating, all[:m], where)(*all[m:]))
         if is_differentiated([*x, *cotangents]):
             values = declared(of_gradient, values, [*x, *cotangents])
@@ -226,18 +227,20 @@ class _Reference:
         where = tuple([i for i, t in enumerate(given) if t is not None])
         moving = [t for t in given if t is not None]
 
-        def value(*all: Tensor) -> list[Tensor]:
+        def value(*all: Tensor) -> Result:
             with self.closure.replay.again():
                 found = self._jvp(all[:m], all[m : len(inputs)], scattered(m, where, all[len(inputs) :]))
-            pairs = zip(found, results(*all), strict=True)
-            return [torch.zeros_like(y) if t is None else check_like(tangent, "result", t, y.shape, y.dtype) for t, y in pairs]
+            pairs = zip(found, [all[m + i] for i in self.where], strict=True)
+            return Result(
+                [torch.zeros_like(y) if t is None else check_like(tangent, "result", t, y.shape, y.dtype) for t, y in pairs]
+            )
 
-        def results(*all: Tensor) -> list[Tensor]:
-            return [all[m + i] for i in self.where]
+        def results(*all: Tensor) -> Result:
+            return Result([all[m + i] for i in self.where])
 
         label = f"{self.owner.label}: `jvp`"
         tangent = f"{label}: a tangent"
-        values = self._values(Refusing(label, self.owner.jvp), value, results, [*inputs, *moving])
+        values = self._values(Refusing(label, self.owner.jvp), value, results, [*inputs, *moving]).release()
         if is_differentiated([*x, *moving]):
             of_tangent = by_reference(lambda *all: of_reference.push(all[:m], scattered(m, where, all[m:]), like))
             values = declared(of_tangent, values, [*x, *moving])
@@ -256,19 +259,17 @@ class _Reference:
     def _floating(self, *all: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.again(*all))
 
-    def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        def value(kernel: Callable[..., Any], *given: Tensor) -> list[Tensor]:
-            self.structure = Result(self._of(kernel, *given), self.owner.label)
-            return self.structure.release()
+    def _forward(self, tensors: Sequence[Tensor]) -> Result:
+        def value(kernel: Callable[..., Any], *given: Tensor) -> Result:
+            return Result(self._of(kernel, *given), self.owner.label)
 
-        def like(*given: Tensor) -> list[Tensor]:
-            self.structure = Result(self._of(self.owner.like or self.owner.reference, *given))
-            return self.structure.release()
+        def like(*given: Tensor) -> Result:
+            return Result(self._of(self.owner.like or self.owner.reference, *given))
 
         return self._values(self.closure, functools.partial(value, self.owner.function), like, tensors)
 
-    def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results of a kernel, called as `vmap_method` says."""
+    def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> Result:
+        """The result of a kernel, called as `vmap_method` says."""
         with closure.unchanged():
             return values_by(closure, self.owner.method, value, like, tensors)
 

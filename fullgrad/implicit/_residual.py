@@ -95,7 +95,7 @@ def look(equation: Equation, tol: float, start: Tensors, z: Tensors, v: Tensors)
         return
     start, k = start if [x.shape for x in start] == [x.shape for x in z] else z, len(z)
 
-    def of_batch(batch: Tensor, *all: Tensor) -> list[Tensor]:
+    def of_batch(batch: Tensor, *all: Tensor) -> Result:
         leading, start, solution, v = batch.ndim, all[:k], all[k : 2 * k], all[2 * k :]
         if solution[0].numel():
             f = equation.batched(leading)
@@ -103,9 +103,9 @@ def look(equation: Equation, tol: float, start: Tensors, z: Tensors, v: Tensors)
             near = [x * (1 + _STEP) for x in solution]
             is_finite = flat(solution, leading).isfinite().all(-1)
             _warn(equation, tol, r, is_finite, lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
-        return []
+        return Result(())
 
-    opaque_values(Refusing(equation.label), "broadcast", of_batch, lambda *_: [], [torch.empty(()), *start, *z, *v])
+    opaque_values(Refusing(equation.label), "broadcast", of_batch, lambda *_: Result(()), [torch.empty(()), *start, *z, *v])
 
 
 @torch.no_grad()

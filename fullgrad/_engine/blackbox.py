@@ -10,7 +10,8 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
 from fullgrad._engine.call import Result
-from fullgrad._engine.closure import CAPTURED_BY_CODE, Closure, frozen
+from fullgrad._engine.closure import CAPTURED_BY_CODE, Closure
+from fullgrad._engine.held import frozen
 from fullgrad._engine.node import value_alone
 from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import is_differentiated
@@ -43,7 +44,7 @@ class Code:
             one = lambda point: self._tensor(self.function(point), point)  # noqa: E731
             return torch.stack([one(p) for p in points]) if draws else one(points), []
         value = self._values(self.function, points, draws, self.closure.hold() if self.method != "map" else [])
-        held = self.closure.release()
+        held, _ = self.closure.release()
         if is_differentiated(held):
             raise RuntimeError(self.closure.message())
         return value, held

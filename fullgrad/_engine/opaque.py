@@ -27,7 +27,7 @@ from fullgrad._dispatch import (
     without_modes,
 )
 from fullgrad._engine.call import Result
-from fullgrad._engine.closure import Closure
+from fullgrad._engine.closure import Closure, Refusing
 from fullgrad._engine.opaque_node import as_node
 from fullgrad._engine.random_states import DrawsOfSamples
 from fullgrad._engine.rule import leaves_of
@@ -39,7 +39,7 @@ Function_ = Callable[..., Result]
 
 
 def opaque_values(
-    closure: Closure,
+    closure: Closure | Refusing,
     method: str,
     function: Function_,
     like: Function_,
@@ -56,7 +56,6 @@ def opaque_values(
     if is_dynamo_compiling():  # compiled autograd, which traces a backward
         return _outside[0](closure, method, function, like, tensors, held, draws)
     code = _Code(closure, method, function, like, len(tensors), draws)
-    closure.is_below = transforms_active()
     if in_legacy_vmap():
         values = _of_batched_gradients(code, (*tensors, *held))
     else:
@@ -73,9 +72,12 @@ _outside = outside_dynamo_later(opaque_values)
 class _Code:
     """Code that is called on plain tensors."""
 
-    def __init__(self, closure: Closure, method: str, function: Function_, like: Function_, count: int, draws: bool) -> None:
+    def __init__(
+        self, closure: Closure | Refusing, method: str, function: Function_, like: Function_, count: int, draws: bool
+    ) -> None:
         self.closure, self.method, self.function, self.shapes = closure, method, function, like
         self.count, self.draws = count, draws
+        self.is_below = transforms_active()  # the transforms of the call
         self.structure: Result | None = None  # of what it, or `like`, has returned; an operator returns tensors alone
 
     def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
@@ -88,8 +90,8 @@ class _Code:
         # Below a transform that was opened in inference mode, autograd is hidden from code.
         keys = usual_keys() if is_below_autograd() and not torch.is_inference_mode_enabled() else contextlib.nullcontext()
         with keys, torch.enable_grad(), outside_saved_tensor_hooks(), unwatched():
-            self.structure = self.closure.first(self.function, values, held)
-            results = self.structure.release()
+            result = self.structure = self.closure.first(self.function, values, held, self.is_below)
+            results = result.release()
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))
         # Code may have made its arguments, which are of this call alone, require a gradient.

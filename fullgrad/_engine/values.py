@@ -19,7 +19,7 @@ from fullgrad._dispatch import (
     with_memory,
 )
 from fullgrad._engine.call import Result, tensors_of
-from fullgrad._engine.closure import Closure
+from fullgrad._engine.closure import Closure, Refusing
 from fullgrad._engine.opaque import Function_, Tensors, opaque_values
 from fullgrad._engine.rule import is_differentiated, leaves_of
 from fullgrad._engine.surroundings import CHANGED, versions_of
@@ -27,7 +27,7 @@ from fullgrad._engine.surroundings import CHANGED, versions_of
 METHODS = ("map", "sequential", "broadcast")
 
 
-def values_by(closure: Closure, method: str, function: Function_, like: Function_, tensors: Tensors) -> Result:
+def values_by(closure: Closure | Refusing, method: str, function: Function_, like: Function_, tensors: Tensors) -> Result:
     """``function(*tensors)``, a `Result` whose tensors have no derivative; what it uses besides is noted in the closure."""
     if method == "map":
         return values_of(closure.name, lambda *given: closure.first(function, given), tensors, closure.message)

@@ -9,7 +9,8 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import has_shape
 from fullgrad._engine.call import Result
-from fullgrad._engine.closure import Refusing, frozen
+from fullgrad._engine.closure import Refusing
+from fullgrad._engine.held import frozen
 from fullgrad._engine.operator import Made
 from fullgrad._engine.rule import Rule, declared, is_differentiated, may_differ
 from fullgrad._engine.surroundings import Surroundings

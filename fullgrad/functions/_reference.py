@@ -11,7 +11,8 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core import checks
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import Closure, Refusing, frozen
+from fullgrad._engine.closure import Closure, Refusing
+from fullgrad._engine.held import frozen
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.rule import (
     Maybe,
@@ -159,7 +160,8 @@ class _Reference:
         values = self.structure.release()
         self.closure.hold_unused()
         of_keywords = self.call.split(self.call.tensors)[-1]
-        inputs = [*self.call.release(), *self.closure.release()]
+        noted, self.captured = self.closure.release()
+        inputs = [*self.call.release(), *noted]
         if not is_differentiated(inputs):
             return self.structure.tree(values)
         self.where = [i for i, y in enumerate(values) if may_differ(y) and i not in owner.constant]
@@ -180,9 +182,9 @@ class _Reference:
     def again(self, *all: Tensor) -> list[Tensor]:
         """The differentiable results of the reference, by the tensors of the call and those that were noted."""
         label = f"{self.owner.label}: the result of `reference`"
-        tree = self.closure.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
+        tree = self.captured.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
         leaves = self.structure.flattened(tree, label)
-        self.closure.replay.check(leaves)
+        self.captured.replay.check(leaves)
         for i, (shape, dtype) in zip(self.where, self.like, strict=True):
             if not isinstance(leaves[i], Tensor):
                 raise TypeError(
@@ -201,7 +203,7 @@ class _Reference:
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
 
         def value(*given: Tensor) -> Result:
-            with self.closure.replay.again():
+            with self.captured.replay.again():
                 grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
             return Result([torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where])
 
@@ -228,7 +230,7 @@ class _Reference:
         moving = [t for t in given if t is not None]
 
         def value(*all: Tensor) -> Result:
-            with self.closure.replay.again():
+            with self.captured.replay.again():
                 found = self._jvp(all[:m], all[m : len(inputs)], scattered(m, where, all[len(inputs) :]))
             pairs = zip(found, [all[m + i] for i in self.where], strict=True)
             return Result(
@@ -268,7 +270,7 @@ class _Reference:
 
         return self._values(self.closure, functools.partial(value, self.owner.function), like, tensors)
 
-    def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> Result:
+    def _values(self, closure: Closure | Refusing, value: Any, like: Any, tensors: Sequence[Tensor]) -> Result:
         """The result of a kernel, called as `vmap_method` says."""
         with closure.unchanged():
             return values_by(closure, self.owner.method, value, like, tensors)

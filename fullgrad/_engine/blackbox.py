@@ -9,7 +9,9 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
-from fullgrad._engine.closure import CAPTURED_BY_CODE, Closure, frozen
+from fullgrad._engine.call import Result
+from fullgrad._engine.closure import CAPTURED_BY_CODE, Closure
+from fullgrad._engine.held import frozen
 from fullgrad._engine.node import value_alone
 from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import is_differentiated
@@ -42,7 +44,7 @@ class Code:
             one = lambda point: self._tensor(self.function(point), point)  # noqa: E731
             return torch.stack([one(p) for p in points]) if draws else one(points), []
         value = self._values(self.function, points, draws, self.closure.hold() if self.method != "map" else [])
-        held = self.closure.release()
+        held, _ = self.closure.release()
         if is_differentiated(held):
             raise RuntimeError(self.closure.message())
         return value, held
@@ -73,20 +75,20 @@ class Code:
             return values_of(self.label, mapped, [points, *held], self.closure.message)
         ndim = points.ndim - draws
 
-        def value(points: Tensor) -> list[Tensor]:
+        def value(points: Tensor) -> Result:
             if self.method == "sequential":
                 # Code may return one buffer for each draw.
-                return [torch.stack([one(p).clone() for p in points]) if draws else one(points)]
+                return Result(torch.stack([one(p).clone() for p in points]) if draws else one(points))
             result, leading = one(points), points.ndim - ndim
             if result.shape[:leading] != points.shape[:leading]:
                 raise ValueError(
                     f'{self.label} gets {leading} dimensions more in front with vmap_method="broadcast", of the sizes '
                     f"{tuple(points.shape[:leading])}, which its result must have; got the shape {tuple(result.shape)}."
                 )
-            return [result]
+            return Result(result)
 
-        like = lambda points: [self._like(points, draws)]  # noqa: E731
-        return opaque_values(self.closure, self.method, value, like, [points], held, draws)[0]
+        like = lambda points: Result(self._like(points, draws))  # noqa: E731
+        return opaque_values(self.closure, self.method, value, like, [points], held, draws).whole()
 
     def _like(self, points: Tensor, draws: bool) -> Tensor:
         if self.like is None:

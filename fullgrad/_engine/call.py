@@ -203,6 +203,10 @@ class Result:
         tensors, self.tensors = self.tensors, []
         return tensors
 
+    def whole(self) -> Any:
+        """The result itself, of which nothing is kept."""
+        return self.tree(self.release())
+
     def tree(self, tensors: Sequence[Any], *constant: Any) -> Any:
         """The result with values in the places of its tensors, and of all else, if another value is given."""
         if self.leaves is None:
@@ -223,3 +227,16 @@ class Result:
                 wanted, found = (pytree.tree_structure(t) for t in (like, tree))
                 raise TypeError(f"{label} must have the structure of the result, {wanted}, got {found}.")
         return [leaf for leaf, mark in zip(leaves, self.leaves, strict=True) if mark is _Tensor]
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in what a function returned: in any structure, or in the parts into which it was taken."""
+    if isinstance(value, (Tensor, Result)):
+        return [value] if isinstance(value, Tensor) else value.tensors
+    leaves = value if isinstance(value, list) else pytree.tree_leaves(value)
+    return [
+        t
+        for leaf in leaves
+        if isinstance(leaf, (Tensor, Call, Result))
+        for t in ([leaf] if isinstance(leaf, Tensor) else leaf.tensors)
+    ]

@@ -138,6 +138,24 @@ def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(a is b for a, b in zip(some, others, strict=True))
 
 
+def frozen(function: Any) -> Any:
+    """A function with the variables that it closes over as they are now: a lambda in a loop sees the loop's last one later."""
+    if isinstance(function, types.MethodType):
+        return types.MethodType(frozen(function.__func__), function.__self__)
+    if not isinstance(function, types.FunctionType) or not function.__closure__:
+        return function
+    cells = []
+    for cell in function.__closure__:
+        try:
+            cells.append(types.CellType(cell.cell_contents))
+        except ValueError:  # a name that has no value yet
+            cells.append(cell)
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    copy.__kwdefaults__ = function.__kwdefaults__
+    vars(copy).update(vars(function))  # by which a compiled function is known
+    return copy
+
+
 def _reads_nothing(value: Any) -> bool:
     """Whether an object is a function that reads its arguments alone, and what installed packages have."""
     if (

@@ -26,7 +26,8 @@ from fullgrad._dispatch import (
     usual_keys,
     without_modes,
 )
-from fullgrad._engine.closure import Closure
+from fullgrad._engine.call import Result
+from fullgrad._engine.closure import Closure, Refusing
 from fullgrad._engine.opaque_node import as_node
 from fullgrad._engine.random_states import DrawsOfSamples
 from fullgrad._engine.rule import leaves_of
@@ -34,35 +35,35 @@ from fullgrad._engine.surroundings import CHANGED, versions_of
 from fullgrad._engine.watching import shown, unwatched
 
 Tensors = Sequence[Tensor]
-Function_ = Callable[..., Sequence[Tensor]]
+Function_ = Callable[..., Result]
 
 
 def opaque_values(
-    closure: Closure,
+    closure: Closure | Refusing,
     method: str,
     function: Function_,
     like: Function_,
     tensors: Tensors,
     held: Tensors = (),
     draws: bool = False,
-) -> list[Tensor]:
-    """``function(*tensors)``, a list of tensors without a derivative. It is called on plain tensors, below all transforms: a
+) -> Result:
+    """``function(*tensors)``, a `Result` whose tensors have no derivative. It is called on plain tensors, below all transforms: a
     batch sample by sample (``"sequential"``), or once with a dimension more in front of each tensor (``"broadcast"``).
 
-    Compiled code calls it as one node; ``like(*tensors)`` then tells the shapes and dtypes of the result. ``held`` are tensors
-    that the closure holds. With ``draws`` the tensors have a first dimension that held ones have not.
+    Compiled code calls it as one node; ``like(*tensors)`` then tells the structure, shapes and dtypes of the result. ``held`` are
+    tensors that the closure holds. With ``draws`` the tensors have a first dimension that held ones have not.
     """
     if is_dynamo_compiling():  # compiled autograd, which traces a backward
         return _outside[0](closure, method, function, like, tensors, held, draws)
     code = _Code(closure, method, function, like, len(tensors), draws)
-    closure.is_below = transforms_active()
     if in_legacy_vmap():
-        return shown(_of_batched_gradients(code, (*tensors, *held)))
-    values = shown(Opaque.apply(code, *[t.detach() for t in (*tensors, *held)]))
-    if not code.is_known:  # a selective checkpoint had the values, and called nothing
+        values = _of_batched_gradients(code, (*tensors, *held))
+    else:
+        values = Opaque.apply(code, *[t.detach() for t in (*tensors, *held)])
+    if code.structure is None:  # a selective checkpoint had the values, and called nothing
         with without_modes(), torch.no_grad():
             code.like([t.detach() for t in tensors])
-    return values
+    return code.result(shown(values))
 
 
 _outside = outside_dynamo_later(opaque_values)
@@ -71,14 +72,17 @@ _outside = outside_dynamo_later(opaque_values)
 class _Code:
     """Code that is called on plain tensors."""
 
-    def __init__(self, closure: Closure, method: str, function: Function_, like: Function_, count: int, draws: bool) -> None:
+    def __init__(
+        self, closure: Closure | Refusing, method: str, function: Function_, like: Function_, count: int, draws: bool
+    ) -> None:
         self.closure, self.method, self.function, self.shapes = closure, method, function, like
         self.count, self.draws = count, draws
-        self.is_known = False  # whether it has been called, or `like`, by which the caller knows the structure of the result
+        self.is_below = transforms_active()  # the transforms of the call
+        self.structure: Result | None = None  # of what it, or `like`, has returned; an operator returns tensors alone
 
     def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
         """The results, for tensors that have some leading dimensions more."""
-        self.is_known, given = True, [t.detach() for t in tensors]
+        given = [t.detach() for t in tensors]
         versions = versions_of(given)
         values, held = given[: self.count], given[self.count :]
         if leading and self.draws:  # a batch of tensors that are the same in each draw
@@ -86,7 +90,8 @@ class _Code:
         # Below a transform that was opened in inference mode, autograd is hidden from code.
         keys = usual_keys() if is_below_autograd() and not torch.is_inference_mode_enabled() else contextlib.nullcontext()
         with keys, torch.enable_grad(), outside_saved_tensor_hooks(), unwatched():
-            results = self.closure.first(self.function, values, held)
+            result = self.structure = self.closure.first(self.function, values, held, self.is_below)
+            results = result.release()
         if versions_of(given) != versions:
             raise RuntimeError(CHANGED.format(self.closure.name))
         # Code may have made its arguments, which are of this call alone, require a gradient.
@@ -107,8 +112,14 @@ class _Code:
 
     def like(self, tensors: Tensors) -> list[Tensor]:
         """Empty tensors of the shapes, dtypes and devices of the results."""
-        self.is_known = True
-        return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in self.shapes(*tensors[: self.count])]
+        self.structure = self.shapes(*tensors[: self.count])
+        return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in self.structure.release()]
+
+    def result(self, values: list[Tensor]) -> Result:
+        """Values in the structure of what it has returned."""
+        assert self.structure is not None
+        self.structure.tensors = values
+        return self.structure
 
 
 class _Batch:

@@ -29,7 +29,8 @@ def as_node(code: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
     key = f"{_process}-{next(_count)}"
     _codes[key] = code, []
     inner.closure.refuse()
-    inner.closure = Refusing(inner.closure.name, checks=False)  # when a graph runs, a tensor cannot become an input
+    # When a graph runs, a tensor cannot become an input.
+    inner.closure, inner.is_below = Refusing(inner.closure.name, checks=False), False
     try:
         return _of_key(key, list(tensors))
     finally:

@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     transforms_active,
     vmaps_that_draw_differently,
 )
+from fullgrad._engine.call import tensors_of
 from fullgrad._engine.random_states import random_states, restore_random_states, same_draws
 
 _MOST = 64  # elements of a result that are kept
@@ -50,7 +51,7 @@ class Replay:
         if before and not all(map(torch.equal, before, random_states(self.own))):
             self.often = self.states is not None
             self.states, self.vmaps, self.was_inside = before, vmaps_that_draw_differently(), transforms_active()
-            self.kept = [] if self.was_inside else _numbers(getattr(result, "tensors", result))
+            self.kept = [] if self.was_inside else _numbers(tensors_of(result))
         return result
 
     def check(self, results: Any) -> None:

@@ -15,11 +15,11 @@ from fullgrad._dispatch import (
     in_legacy_vmap,
     is_tracing,
     legacy_detach,
-    pytree,
     transforms_active,
     with_memory,
 )
-from fullgrad._engine.closure import Closure
+from fullgrad._engine.call import Result, tensors_of
+from fullgrad._engine.closure import Closure, Refusing
 from fullgrad._engine.opaque import Function_, Tensors, opaque_values
 from fullgrad._engine.rule import is_differentiated, leaves_of
 from fullgrad._engine.surroundings import CHANGED, versions_of
@@ -27,8 +27,8 @@ from fullgrad._engine.surroundings import CHANGED, versions_of
 METHODS = ("map", "sequential", "broadcast")
 
 
-def values_by(closure: Closure, method: str, function: Function_, like: Function_, tensors: Tensors) -> list[Tensor]:
-    """``function(*tensors)``, a list of tensors without a derivative; what it uses besides is noted in the closure."""
+def values_by(closure: Closure | Refusing, method: str, function: Function_, like: Function_, tensors: Tensors) -> Result:
+    """``function(*tensors)``, a `Result` whose tensors have no derivative; what it uses besides is noted in the closure."""
     if method == "map":
         return values_of(closure.name, lambda *given: closure.first(function, given), tensors, closure.message)
     return opaque_values(closure, method, function, like, tensors, closure.hold())
@@ -66,8 +66,7 @@ def values_of(
         ) from error
     if versions_of(tensors) != versions:
         raise RuntimeError(CHANGED.format(name))
-    leaves = (result,) if isinstance(result, Tensor) else result if isinstance(result, list) else pytree.tree_leaves(result)
-    results = [t for t in leaves if isinstance(t, Tensor)]
+    results = tensors_of(result)
     if any(isinstance(t, Moving) for t in results):
         raise RuntimeError(message())
     if is_differentiated(results) and (

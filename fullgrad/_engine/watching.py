@@ -3,12 +3,23 @@
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from fullgrad._dispatch import (
+    are_differentiated,
+    current_level,
+    is_computed_since,
+    level_of,
+    sequence_number,
+    transforms_active,
+)
 
 
 class _Watching(threading.local):
@@ -87,3 +98,78 @@ def shown(tensors: Sequence[Tensor]) -> list[Tensor]:
         for mode in _now.modes:
             mode.add(tensors)
     return list(tensors)
+
+
+_CONSTANTS = frozenset({int, float, bool, str, type(None)})
+
+
+class Watch(TorchFunctionMode):
+    """Replaces tensors in a call, and asks its owner, by ``met``, about those that were neither given nor made in it."""
+
+    def __init__(
+        self, owner: Any, given: Sequence[Tensor], others: Sequence[tuple[Tensor, Tensor]] = (), function: Any = None
+    ) -> None:
+        super().__init__()
+        self.owner, self.level, self.looks, self.start = owner, current_level(), True, sequence_number()
+        self.others = {id(t): (t, value) for t, value in others}
+        self.used = {id(value) for t, value in others if t is value}  # values in whose places tensors were
+        self.own: dict[int, Any] = {}
+        self.function = function  # of a derivative
+        self.held: dict[int, Tensor] | None = None  # by it, once the owner asks
+        self.add(given)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.looks or _is_query(function):  # also of tensors below transforms
+            return function(*args, **(kwargs or {}))
+        own = self.own
+        # Most arguments are the call's own tensors, or constants. A solver comes here in each operation.
+        given = [v if v.__class__ in _CONSTANTS or ((ref := own.get(id(v))) and ref() is v) else self.replaced(v) for v in args]
+        result = function(*given, **self.replaced(kwargs)) if kwargs else function(*given)
+        self.add(result)
+        return result
+
+    def add(self, value: Any) -> None:
+        """Add tensors that were given or made in the call."""
+        if isinstance(value, Tensor):
+            self.own[id(value)] = weakref.ref(value)
+        elif isinstance(value, (tuple, list)):
+            for v in value:
+                self.add(v)
+
+    def replaced(self, value: Any) -> Any:
+        """A value with other tensors in the places of those that are replaced."""
+        if isinstance(value, Tensor):
+            ref = self.own.get(id(value))
+            return value if ref is not None and ref() is value else self._foreign(value)
+        if value.__class__ in (tuple, list):
+            return value.__class__([self.replaced(v) for v in value])
+        if value.__class__ is dict:
+            return {k: self.replaced(v) for k, v in value.items()}
+        return value
+
+    def _foreign(self, tensor: Tensor) -> Tensor:
+        if id(tensor) in self.others:
+            value = self.others[id(tensor)][1]
+            self.used.add(id(value))
+            return value
+        # As the modes outside have it, which may replace it by one of the present level.
+        value = seen([tensor], outside=self)[0]
+        return self.owner.met(tensor, value, self)
+
+    def matters(self, tensor: Tensor) -> bool:
+        """Whether a tensor needs a derivative, or belongs to a transform that was active at the start."""
+        if is_computed_since(self.start, tensor):  # by code that is no function of torch, such as a transform or a Function
+            return False
+        level = level_of(tensor)
+        if level > self.level:  # of a transform inside the function, if one is active
+            if not transforms_active():
+                raise RuntimeError(self.owner.message())
+            return False
+        return level > 0 or any(are_differentiated([tensor]))  # also under no_grad, as kernels are called
+
+
+def _is_query(function: Any) -> bool:
+    """Whether a function of torch tells about a tensor, such as its dtype, and returns none."""
+    if function.__name__ == "__get__":
+        return function.__self__.__name__ not in ("T", "mT", "H", "mH", "real", "imag", "grad", "data")
+    return function.__name__ in ("is_inference", "_is_zerotensor")

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fullgrad._dispatch import current, is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import Closure, frozen
+from fullgrad._engine.closure import Closure
+from fullgrad._engine.held import frozen
 from fullgrad._engine.operator import P, R
 from fullgrad._engine.rule import apart, declared, is_differentiated, recomputed
 from fullgrad._engine.values import plain_values
@@ -73,21 +74,15 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return Result(call.run(lambda args, kwargs: function(*args, **kwargs), tensors), name)
 
     of_now = frozen(f)
-    found: list[Result] = []
-
-    def value(function: Any, *given: Tensor) -> list[Tensor]:
-        found[:] = [run(function, *given)]
-        return found[0].tensors
-
-    plain_values(closure, functools.partial(value, f), call.tensors)
-    result, n = found.pop(), len(call.tensors)
-    inputs = [*call.release(), *closure.release()]
+    result, n = plain_values(closure, functools.partial(run, f), call.tensors), len(call.tensors)
+    noted, captured = closure.release()
+    inputs = [*call.release(), *noted]
     if not is_differentiated(inputs):
         return result.tree(shown(apart(result.release(), inputs)))
 
     def again(*all: Tensor) -> list[Tensor]:
-        results = closure.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
-        closure.replay.check(results)
+        results = captured.again(functools.partial(run, of_now), all[:n], all[n:]).tensors
+        captured.replay.check(results)
         return results
 
     return result.tree(declared(recomputed(again), result.release(), inputs))

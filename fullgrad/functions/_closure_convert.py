@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import Closure, frozen
+from fullgrad._engine.closure import Closure
+from fullgrad._engine.held import frozen
 from fullgrad._engine.values import plain_values
 
 
@@ -56,12 +57,12 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
     call = Call(args)
     closure = Closure(name, f, objects=call.objects())
 
-    def value(function: Any, *given: Tensor) -> list[Tensor]:
-        return Result(call.run(function, given), name).tensors
+    def value(function: Any, *given: Tensor) -> Result:
+        return Result(call.run(function, given), name)
 
     plain_values(closure, functools.partial(value, f), call.tensors)
     call.release()
-    tensors, later, count = closure.release(), frozen(f), len(args)
+    (tensors, captured), later, count = closure.release(), frozen(f), len(args)
     total = count + len(tensors)
 
     @functools.wraps(f)
@@ -69,6 +70,6 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
         if len(args) != total:
             raise TypeError(f"{name} takes {count} arguments and {total - count} captured tensors, got {len(args)} in all.")
         own = Call(args[:count])
-        return closure.again(lambda *given: own.run(later, given), own.tensors, args[count:])
+        return captured.again(lambda *given: own.run(later, given), own.tensors, args[count:])
 
     return converted, tensors

@@ -93,8 +93,7 @@ class Custom(Made[P, R]):
         if not is_differentiated(call.tensors):
             if self.method == "map":
                 return self.values(call, lambda *tensors: call.run(self.function, tensors), call.tensors)
-            result, values = self.value(call, lambda function: function())
-            return result.tree(values)
+            return self.value(call, lambda function: function()).whole()
         self.check_rules()
         for i in call.constant:
             if is_differentiated(call.split(call.tensors)[i]):
@@ -113,20 +112,16 @@ class Custom(Made[P, R]):
         """``function(*tensors)`` without a derivative."""
         return values_of(self.label, function, tensors, lambda: captured(self.label, call.objects()))
 
-    def value(self, call: "CustomCall", run: Callable[[Callable[[], Result]], Result]) -> tuple[Result, list[Tensor]]:
-        """The structure of the function's result, and the tensors in it, without a derivative."""
-        found: list[Result] = []
+    def value(self, call: "CustomCall", run: Callable[[Callable[[], Result]], Result]) -> Result:
+        """The function's result, without a derivative."""
 
-        def value(*tensors: Tensor) -> list[Tensor]:
-            found[:] = [run(lambda: Result(call.run(self.function, tensors), self.label))]
-            return found[0].release()
+        def value(*tensors: Tensor) -> Result:
+            return run(lambda: Result(call.run(self.function, tensors), self.label))
 
-        def like(*tensors: Tensor) -> list[Tensor]:
-            found[:] = [Result(call.run(self.like, tensors) if self.like else tensors[0])]
-            return found[0].release()
+        def like(*tensors: Tensor) -> Result:
+            return Result(call.run(self.like, tensors) if self.like else tensors[0])
 
-        values = values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors)
-        return found[0], values
+        return values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors)
 
     def surroundings(self, call: "CustomCall") -> Surroundings:
         """The tensors, modules and variables around the function and its rules now, and those in the objects of a call."""
@@ -221,8 +216,9 @@ class CustomJVP(Custom[P, R]):
                 "function, or custom_vjp."
             )
         own = _JVPRule(self, call)
-        own.result, values = self.value(call, own.replay.first)
-        return own.result.tree(declared(Rule(own.pull, own.push).within(self.surroundings(call)), values, call.release()))
+        own.result = self.value(call, own.replay.first)
+        rule, values = Rule(own.pull, own.push).within(self.surroundings(call)), own.result.release()
+        return own.result.tree(declared(rule, values, call.release()))
 
     def parts(self) -> list[Any]:
         return [self.function, self.rule]
@@ -363,12 +359,9 @@ class _VJPRule:
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Result, Sequence[Tensor]]:
         """The result, and the tensors in the residuals."""
-        self.owner.values(self.call, lambda *given: self.replay.first(lambda: self._note(self._fwd(given))), tensors)
+        run = lambda *given: self.replay.first(lambda: self._fwd(given))  # noqa: E731
+        self.result, self.residuals = self.owner.values(self.call, run, tensors)
         return self.result, self.residuals.release()
-
-    def _note(self, pair: tuple[Result, Call]) -> list[Tensor]:
-        self.result, self.residuals = pair
-        return [*self.result.tensors, *self.residuals.tensors]
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         n = len(self.kinds)
@@ -381,15 +374,13 @@ class _VJPRule:
                 raise RuntimeError(CHANGED.format(f"{self.owner.label}: `bwd`"))
             return [*grads, *[None] * len(residuals)]
         k = len(residuals)
-        found: list[Any] = []
 
-        def value(*given: Tensor) -> list[Tensor]:
+        def value(*given: Tensor) -> Maybe:
             of_rule = self.residuals, given[:k], given[k + n :], given[k : k + n], needs
-            found[:] = self.replay_back.first(lambda: self._bwd(*of_rule))
-            return [g for g in found if g is not None]
+            return self.replay_back.first(lambda: self._bwd(*of_rule))
 
-        values = self.owner.values(self.call, value, [*residuals, *x, *cotangents])
-        where = tuple([i for i, g in enumerate(found) if g is not None])
+        grads = self.owner.values(self.call, value, [*residuals, *x, *cotangents])
+        where, values = tuple([i for i, g in enumerate(grads) if g is not None]), [g for g in grads if g is not None]
         reference = by_reference(lambda *all: [g for g in self._again(all[:n], all[n:], needs) if g is not None])
         return scattered(n + k, where, declared(reference, values, [*x, *cotangents]))
 

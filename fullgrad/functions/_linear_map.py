@@ -8,7 +8,9 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._dispatch import has_shape
-from fullgrad._engine.closure import Refusing, frozen
+from fullgrad._engine.call import Result
+from fullgrad._engine.closure import Refusing
+from fullgrad._engine.held import frozen
 from fullgrad._engine.operator import Made
 from fullgrad._engine.rule import Rule, declared, is_differentiated, may_differ
 from fullgrad._engine.surroundings import Surroundings
@@ -118,17 +120,17 @@ class LinearMap(Made[[Tensor], Tensor]):
     def _value(self, function: Any, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
         name = f"linear_map: `{('apply', 'transpose')[direction]}`"
 
-        def value(x: Tensor) -> list[Tensor]:
+        def value(x: Tensor) -> Result:
             y = function(x)
             if not isinstance(y, Tensor):
                 raise TypeError(f"{name} must return a tensor, got a value of type {type(y).__name__}.")
-            return [y]
+            return Result(y)
 
-        def empty(x: Tensor) -> list[Tensor]:
+        def empty(x: Tensor) -> Result:
             shape, dtype, device = like(x)
-            return [torch.empty(shape, dtype=dtype, device=device)]
+            return Result(torch.empty(shape, dtype=dtype, device=device))
 
-        y = values_by(Refusing(name, function), self.method, value, empty, [x])[0]
+        y = values_by(Refusing(name, function), self.method, value, empty, [x]).whole()
         if direction:
             shape, dtype, _ = like(x)
             if not has_shape(y.shape, shape):

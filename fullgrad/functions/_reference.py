@@ -11,7 +11,8 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core import checks
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import Closure, Refusing, frozen
+from fullgrad._engine.closure import Closure, Refusing
+from fullgrad._engine.held import frozen
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.rule import (
     Maybe,
@@ -149,16 +150,18 @@ class _Reference:
         self.closure = Closure(
             owner.label, owner.function, owner.reference, objects=call.objects(), draws_again=owner.method == "map"
         )
-        self.structure = Result(None)
+        self.structure: Any = None  # of the result, for a rule
         self.kinds = [(may_differ(t), t.shape, t.dtype) for t in call.tensors]
 
     def result(self) -> Any:
         """The result of the call."""
         owner = self.owner
-        values = self._forward(self.call.tensors)
+        self.structure = self._forward(self.call.tensors)
+        values = self.structure.release()
         self.closure.hold_unused()
         of_keywords = self.call.split(self.call.tensors)[-1]
-        inputs = [*self.call.release(), *self.closure.release()]
+        noted, self.captured = self.closure.release()
+        inputs = [*self.call.release(), *noted]
         if not is_differentiated(inputs):
             return self.structure.tree(values)
         self.where = [i for i, y in enumerate(values) if may_differ(y) and i not in owner.constant]
@@ -179,9 +182,9 @@ class _Reference:
     def again(self, *all: Tensor) -> list[Tensor]:
         """The differentiable results of the reference, by the tensors of the call and those that were noted."""
         label = f"{self.owner.label}: the result of `reference`"
-        tree = self.closure.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
+        tree = self.captured.again(functools.partial(self._of, self.reference), all[: self.count], all[self.count :])
         leaves = self.structure.flattened(tree, label)
-        self.closure.replay.check(leaves)
+        self.captured.replay.check(leaves)
         for i, (shape, dtype) in zip(self.where, self.like, strict=True):
             if not isinstance(leaves[i], Tensor):
                 raise TypeError(
@@ -199,10 +202,10 @@ class _Reference:
             return [*by_reference(self.again).pull(x, cotangents, needs[:m]), *[None] * len(y)]
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
 
-        def value(*given: Tensor) -> list[Tensor]:
-            with self.closure.replay.again():
+        def value(*given: Tensor) -> Result:
+            with self.captured.replay.again():
                 grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
-            return [torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where]
+            return Result([torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where])
 
         def checked(i: int, x: Tensor, g: Any) -> Tensor:
             """A gradient that is like its argument, of which compiled code knows no more than that it should be."""
@@ -210,8 +213,8 @@ class _Reference:
 
         label = f"{self.owner.label}: `backward`"
         values = self._values(
-            Refusing(label, self.owner.backward), value, lambda *given: [given[i] for i in where], [*inputs, *cotangents]
-        )
+            Refusing(label, self.owner.backward), value, lambda *given: Result([given[i] for i in where]), [*inputs, *cotangents]
+        ).release()
         of_gradient = by_reference(lambda *all: transpose(self._floating, all[:m], where)(*all[m:]))
         if is_differentiated([*x, *cotangents]):
             values = declared(of_gradient, values, [*x, *cotangents])
@@ -226,18 +229,20 @@ class _Reference:
         where = tuple([i for i, t in enumerate(given) if t is not None])
         moving = [t for t in given if t is not None]
 
-        def value(*all: Tensor) -> list[Tensor]:
-            with self.closure.replay.again():
+        def value(*all: Tensor) -> Result:
+            with self.captured.replay.again():
                 found = self._jvp(all[:m], all[m : len(inputs)], scattered(m, where, all[len(inputs) :]))
-            pairs = zip(found, results(*all), strict=True)
-            return [torch.zeros_like(y) if t is None else check_like(tangent, "result", t, y.shape, y.dtype) for t, y in pairs]
+            pairs = zip(found, [all[m + i] for i in self.where], strict=True)
+            return Result(
+                [torch.zeros_like(y) if t is None else check_like(tangent, "result", t, y.shape, y.dtype) for t, y in pairs]
+            )
 
-        def results(*all: Tensor) -> list[Tensor]:
-            return [all[m + i] for i in self.where]
+        def results(*all: Tensor) -> Result:
+            return Result([all[m + i] for i in self.where])
 
         label = f"{self.owner.label}: `jvp`"
         tangent = f"{label}: a tangent"
-        values = self._values(Refusing(label, self.owner.jvp), value, results, [*inputs, *moving])
+        values = self._values(Refusing(label, self.owner.jvp), value, results, [*inputs, *moving]).release()
         if is_differentiated([*x, *moving]):
             of_tangent = by_reference(lambda *all: of_reference.push(all[:m], scattered(m, where, all[m:]), like))
             values = declared(of_tangent, values, [*x, *moving])
@@ -256,19 +261,17 @@ class _Reference:
     def _floating(self, *all: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.again(*all))
 
-    def _forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        def value(kernel: Callable[..., Any], *given: Tensor) -> list[Tensor]:
-            self.structure = Result(self._of(kernel, *given), self.owner.label)
-            return self.structure.release()
+    def _forward(self, tensors: Sequence[Tensor]) -> Result:
+        def value(kernel: Callable[..., Any], *given: Tensor) -> Result:
+            return Result(self._of(kernel, *given), self.owner.label)
 
-        def like(*given: Tensor) -> list[Tensor]:
-            self.structure = Result(self._of(self.owner.like or self.owner.reference, *given))
-            return self.structure.release()
+        def like(*given: Tensor) -> Result:
+            return Result(self._of(self.owner.like or self.owner.reference, *given))
 
         return self._values(self.closure, functools.partial(value, self.owner.function), like, tensors)
 
-    def _values(self, closure: Closure, value: Any, like: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The results of a kernel, called as `vmap_method` says."""
+    def _values(self, closure: Closure | Refusing, value: Any, like: Any, tensors: Sequence[Tensor]) -> Result:
+        """The result of a kernel, called as `vmap_method` says."""
         with closure.unchanged():
             return values_by(closure, self.owner.method, value, like, tensors)
 

@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core.autocast import matmul
 from fullgrad._core.warn import warn
 from fullgrad._dispatch import is_tracing
+from fullgrad._engine.call import Result
 from fullgrad._engine.closure import Refusing
 from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated, may_differ, scattered, transpose, transposed
@@ -61,10 +62,10 @@ class Equation:
         return f
 
     @torch.no_grad()
-    def solved(self, is_transposed: bool, b: Tensor, *point: Tensor) -> list[Tensor]:
-        """The solution w of ``A w = b`` or ``A.mT w = b``, in a list."""
+    def solved(self, is_transposed: bool, b: Tensor, *point: Tensor) -> Result:
+        """The solution w of ``A w = b`` or ``A.mT w = b``."""
         if not b.numel():
-            return [torch.zeros_like(b)]
+            return Result(torch.zeros_like(b))
         own = torch.promote_types(b.dtype, torch.float32)
         right, n = b.to(own), b.shape[-1]
         method = self.solver(n)
@@ -82,7 +83,7 @@ class Equation:
                 solver: Any = gmres if method == "gmres" else method
                 w = solver(matvec, right)
             self._check(method, matvec, w, right, b.dtype, indefinite)
-        return [w.to(b.dtype)]
+        return Result(w.to(b.dtype))
 
     def _products(self, b: Tensor, point: Tensors) -> tuple[Product, Product]:
         """The products with the transpose and with A. The residual is computed once."""
@@ -179,8 +180,8 @@ class Jacobian(NamedTuple):
             unit = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device)
             inverse = torch.linalg.inv(torch.func.vmap(lambda w: Jacobian(self.equation, True).times(w, point))(unit))
             return matmul(inverse.mT if self.is_transposed else inverse, b)
-        solved, like = functools.partial(self.equation.solved, self.is_transposed), lambda b, *_: [torch.empty_like(b)]
-        w = opaque_values(Refusing(self.equation.label), "broadcast", solved, like, [b, *point])[0]
+        solved, like = functools.partial(self.equation.solved, self.is_transposed), lambda b, *_: Result(torch.empty_like(b))
+        w = opaque_values(Refusing(self.equation.label), "broadcast", solved, like, [b, *point]).whole()
         return self._solution(w, [b, *point])
 
     def _solution(self, w: Tensor, inputs: Tensors) -> Tensor:

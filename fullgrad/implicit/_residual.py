@@ -10,7 +10,8 @@ from torch import Tensor
 from fullgrad._core.warn import warn
 from fullgrad._dispatch import has_shape, is_traced
 from fullgrad._engine.call import Call, Result
-from fullgrad._engine.closure import Closure, Refusing, frozen
+from fullgrad._engine.closure import Closure, Refusing
+from fullgrad._engine.held import frozen
 from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import is_floating, transpose
 from fullgrad._engine.values import plain_values
@@ -67,7 +68,8 @@ class _Residual:
         with self.closure.replay.none():
             plain_values(self.closure, functools.partial(self._of, f), tensors)
         self.f = frozen(f)
-        return [*tensors[self.count :], *self.closure.release()]
+        noted, self.captured = self.closure.release()
+        return [*tensors[self.count :], *noted]
 
     def __call__(self, *zv: Tensor) -> Tensor:
         if self.left is not None:
@@ -76,7 +78,7 @@ class _Residual:
         return flat(pull(zv[0].new_ones((), dtype=real(zv[0]))))
 
     def _again(self, *zv: Tensor) -> Tensor:
-        return self.closure.again(functools.partial(self._of, self.f), zv[: self.n], zv[self.n :])
+        return self.captured.again(functools.partial(self._of, self.f), zv[: self.n], zv[self.n :])
 
     def _of(self, f: Callable[..., Any], *zv: Tensor) -> Tensor:
         """The left-hand side as a vector, or the objective, at tensors of the solution and of the arguments."""
@@ -95,7 +97,7 @@ def look(equation: Equation, tol: float, start: Tensors, z: Tensors, v: Tensors)
         return
     start, k = start if [x.shape for x in start] == [x.shape for x in z] else z, len(z)
 
-    def of_batch(batch: Tensor, *all: Tensor) -> list[Tensor]:
+    def of_batch(batch: Tensor, *all: Tensor) -> Result:
         leading, start, solution, v = batch.ndim, all[:k], all[k : 2 * k], all[2 * k :]
         if solution[0].numel():
             f = equation.batched(leading)
@@ -103,9 +105,9 @@ def look(equation: Equation, tol: float, start: Tensors, z: Tensors, v: Tensors)
             near = [x * (1 + _STEP) for x in solution]
             is_finite = flat(solution, leading).isfinite().all(-1)
             _warn(equation, tol, r, is_finite, lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
-        return []
+        return Result(())
 
-    opaque_values(Refusing(equation.label), "broadcast", of_batch, lambda *_: [], [torch.empty(()), *start, *z, *v])
+    opaque_values(Refusing(equation.label), "broadcast", of_batch, lambda *_: Result(()), [torch.empty(()), *start, *z, *v])
 
 
 @torch.no_grad()

@@ -257,44 +257,41 @@ class Solution:
         self.init = pytree.tree_map(lambda v: v if v is None else 0.0, args[0])
         self.closure = Closure(owner.label, owner.given, objects=self.call.objects())
         check_kinds(self.label, self.call.tensors)
-        self.solution, self.aux = Result(None), Result(None)
-        self.length = 0  # of the tensors of the solution
 
     def value(self) -> Any:
         """The result of the call, without a derivative."""
-        return self._tree(*self._solve())
+        solution, aux = self._solve()
+        return self._with(solution.whole(), aux)
 
     def result(self) -> Any:
         """The result of the call, with the derivative of its equation."""
-        owner, (z, aux) = self.owner, self._solve()
-        tensors, k = self.call.release(), self.count
-        by, v = by_equation(owner, self.closure, self.solution, z, self.rest, tensors[k:])
+        owner, (solution, aux) = self.owner, self._solve()
+        z, tensors, k = solution.release(), self.call.release(), self.count
+        by, v = by_equation(owner, self.closure, solution, z, self.rest, tensors[k:])
         if owner.tol is not None:
             look(by.equation, owner.tol, tensors[:k], z, v)
         self.rest = ()  # so that autograd alone keeps tensors
-        return self._tree(by.declared(z, v), aux)
+        return self._with(solution.tree(by.declared(z, v)), aux)
 
-    def _tree(self, z: Sequence[Tensor], aux: Sequence[Tensor]) -> Any:
-        solution = self.solution.tree(z)
-        return (solution, self.aux.tree(aux)) if self.owner.has_aux else solution
+    def _with(self, solution: Any, aux: Any) -> Any:
+        return (solution, aux) if self.owner.has_aux else solution
 
     # --- The solver -----------------------------------------------------------------------------------------------------
 
-    def _solve(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors of the solution, and of what else the solver returned."""
+    def _solve(self) -> tuple[Result, Any]:
+        """The solution, and what else the solver returned, both without a derivative."""
         owner, closure = self.owner, Closure(self.label, self.owner.function, objects=self.call.objects())
 
-        def run(function: Callable[..., Any], *given: Tensor) -> list[Tensor]:
+        def run(function: Callable[..., Any], *given: Tensor) -> Result:
             found = self.call.run(lambda *args: function(*args[:-1], **args[-1]), given)
             if owner.has_aux and (not isinstance(found, tuple) or len(found) != 2):
                 raise TypeError(f"{self.label}: `has_aux` says that the solver returns a pair, got {type(found).__name__}.")
             solution, aux = found if owner.has_aux else (found, None)
-            self.solution, self.aux = Result(self._like_init(solution, given), self.label), Result(aux, self.label)
-            z = self.solution.release()
-            self.length = len(z)
-            return [y.clone() if y.is_inference() else y.detach() for y in (*z, *self.aux.release())]
+            result = Result((self._like_init(solution, given), aux), self.label)
+            result.tensors = [y.clone() if y.is_inference() else y.detach() for y in result.tensors]
+            return result
 
-        def like(*given: Tensor) -> list[Tensor]:
+        def like(*given: Tensor) -> Result:
             if owner.like is None and (owner.has_aux or not self.count):
                 raise RuntimeError(
                     f"{self.label}: compiled code, and a batch of no samples, must know what the solver returns, and it is not "
@@ -302,8 +299,8 @@ class Solution:
                 )
             return run(owner.like or (lambda init, *_, **__: init), *given)
 
-        found = values_by(closure, owner.method, functools.partial(run, owner.function), like, self.call.tensors)
-        return found[: self.length], found[self.length :]
+        solution, aux = values_by(closure, owner.method, functools.partial(run, owner.function), like, self.call.tensors).whole()
+        return Result(solution), aux
 
     def _like_init(self, solution: Any, given: Sequence[Tensor]) -> Any:
         """The solution, where numbers are tensors, which are like `init`."""

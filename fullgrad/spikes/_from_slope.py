@@ -45,7 +45,7 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     Source: ``snntorch.surrogate.custom_surrogate``; ``surrogate_grad_fn`` of sinabs.
     """
     # Here, as it stands on other families, which take a while to import.
-    from fullgrad._engine.closure import follow_in_graphs
+    from fullgrad._engine.guard import follow_in_graphs
 
     checks.function("from_slope", "slope", slope)
 

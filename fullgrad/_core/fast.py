@@ -2,7 +2,8 @@
 
 A function that has an entry is marked `replaceable`, or `pointwise`, if the entry is for large tensors alone. An entry runs in
 eager code that nothing records, batches or traces; one that is itself differentiable torch code, ``recorded=True``, runs in all
-eager code. Where an entry returns NotImplemented, the formula is computed. With ``FULLGRAD_FAST=0`` in the environment no entry runs.
+eager code. Where an entry returns NotImplemented, the formula is computed. With ``FULLGRAD_FAST=0`` in the environment no entry
+runs.
 
 Two entries of other kinds: `exported` gives the numbers of a formula by an operator of torch that other tools know, where
 torch.export traces, outside of ``vmap``; `on_gpu` gives them by kernels for a device, in all eager code, and comes first.

@@ -18,6 +18,7 @@ assert nn, "the families, whose entries these are, are imported"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Elements, and those of a row: on both sides of every number at which an entry hands over to its formula or another way.
 SIZES = ((8, 8), (96, 48), (1216, 304))
+STEPS = ("soft.sigmoidal", "soft.sign", "soft.greater")
 FAST = [c for c in CASES if not c.exhaustive]
 
 
@@ -82,11 +83,15 @@ def run(case, elements, row, dtype):
 @pytest.mark.skipif(not ENABLED, reason="no entry runs")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", FAST, ids=lambda c: c.name)
-def test_every_entry_computes_its_formula(case, dtype):
-    """In every operator that uses it, to the last bit or within the units that it states."""
+def test_every_entry_computes_its_formula(case, dtype, monkeypatch):
+    """In every operator that uses it, to the last bit or within the units that it states. Those of large tensors run on small
+    ones, too.
+    """
     with both():
         for elements, row in SIZES:
             run(case, elements, row, dtype)
+        monkeypatch.setattr("fullgrad._core.pieces.PIECE", 16)
+        run(case, *SIZES[1], dtype)
 
 
 @torch.no_grad()
@@ -107,7 +112,7 @@ def test_every_entry_is_reached(monkeypatch):
         tangents_of_order_statistics()
         monkeypatch.setattr("fullgrad._core.pieces.PIECE", 16)
         monkeypatch.setattr("fullgrad._fast.codebooks._MANY", 1)
-        for case in [c for c in CASES if "codebook" in c.name]:
+        for case in [c for c in CASES if "codebook" in c.name or c.name.startswith(STEPS)]:
             run(case, *SIZES[1], torch.float32)
     assert reached == set(ENTRIES)
 

@@ -214,6 +214,27 @@ def test_a_formula_is_computed_in_pieces_where_it_is_not_recorded(monkeypatch):
     assert shapes == [(64, 4), (64, 4)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["sigmoidal", "sign", "greater", "less"])
+def test_a_large_smooth_step_is_right_in_its_tails(name, dtype):
+    """Its value and slope are those of a small one as far as numbers reach, where 1 - S is 0; at infinity and NaN, too."""
+    softness, f = 0.1, getattr(fullgrad.soft, name)
+    ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0])
+    x = torch.cat([torch.linspace(-8.5, 8.5, LARGE), ends]).to(dtype).requires_grad_()
+    parts = x.detach().split(2**15)
+
+    def derived(x):
+        y = f(x, 0.0) if name in ("greater", "less") else f(x, softness)
+        return y.detach(), *torch.autograd.grad(y.sum(), x)
+
+    value, slope = derived(x)
+    expected, slopes = map(torch.cat, zip(*[derived(part.requires_grad_()) for part in parts], strict=True))
+    finfo = torch.finfo(dtype)
+    assert_close(value, expected, rtol=4 * finfo.eps, atol=finfo.tiny, equal_nan=True)
+    assert_close(slope, slopes, rtol=384 * finfo.eps, atol=finfo.tiny, equal_nan=True)
+    assert slope[:-5].abs().min() > 0
+
+
 def test_a_large_first_tensor_may_have_fewer_dimensions_than_the_value():
     """Pieces are those of the first tensor; an operand with more dimensions has others."""
     x, softness = torch.linspace(-1, 1, LARGE).half(), torch.tensor([[0.2], [0.4]], dtype=torch.float16)

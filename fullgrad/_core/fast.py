@@ -1,8 +1,9 @@
 """The registry of faster versions: a family states a formula, and an entry of ``fullgrad._fast`` computes its numbers sooner.
 
-A function that has an entry is marked `replaceable`. An entry runs in eager code that nothing records, batches or traces; one
-that is itself differentiable torch code, ``recorded=True``, runs in all eager code. Where an entry returns NotImplemented, the
-formula is computed. With ``FULLGRAD_FAST=0`` in the environment no entry runs.
+A function that has an entry is marked `replaceable`, or `pointwise`, if the entry is for large tensors alone. An entry runs in
+eager code that nothing records, batches or traces; one that is itself differentiable torch code, ``recorded=True``, runs in all
+eager code. Where an entry returns NotImplemented, the formula is computed. With ``FULLGRAD_FAST=0`` in the environment no entry
+runs.
 
 Two entries of other kinds: `exported` gives the numbers of a formula by an operator of torch that other tools know, where
 torch.export traces, outside of ``vmap``; `on_gpu` gives them by kernels for a device, in all eager code, and comes first.
@@ -64,9 +65,9 @@ def replaceable(formula: Callable[..., Any]) -> Any:
 
 
 def fast(target: Any, *, recorded: bool = False, within: float = 0, of_largest: bool = False) -> Any:
-    """Register the decorated function as the faster version of a replaceable function, or of a class's method that its base calls
-    by name. ``within`` says how many units of the last place its numbers may be from the formula's, or, with
-    ``of_largest``, of the largest number.
+    """Register the decorated function as the faster version of a replaceable function, of a pointwise one for large tensors, or
+    of a class's method that its base calls by name. ``within`` says how many units of the last place its numbers may be from the
+    formula's, or, with ``of_largest``, of the largest number.
     """
     owner, formula = getattr(target, "__self__", None), getattr(target, "__wrapped__", target)
     call = target if owner is None else gated(formula)

@@ -312,27 +312,37 @@ class Comparison(Relaxation):
     """
 
     reads = dict.fromkeys(range(3), (0, 1, 2))
+    in_pieces = "half"  # the terms are pointwise themselves
 
     @staticmethod
     def forward(x: Tensor, y: Operand, softness: Softness, name: str, sign: int, shift: float, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(compared(getattr(torch, name), x, y), softness)
-        return cast(_value(x, y, softness, sign, shift, mode), torch.result_type(x, y))
+        return cast(value(x, y, softness, sign, shift, mode), torch.result_type(x, y))
 
     @classmethod
     def vjp_terms(cls, needed: Sequence[bool], v: Tensor, x: Tensor, y: Any, s: Softness, *constants: Any) -> list[Tensor | None]:
         _, sign, shift, mode, _ = constants
-        z = argument(x, y, s, sign, shift)
-        along = curves.slope_times(v, z, s, mode) if needed[0] or needed[1] else None
-        against = None if along is None else -along
-        to_x, to_y = (along, against) if sign == 1 else (against, along)
-        to_s = v * curves.sigmoid_by_softness(z, s, mode) if needed[2] else None
-        return [to_x if needed[0] else None, to_y if needed[1] else None, to_s, *_NO_GRADIENTS]
+        to_x = slope_times(v, x, y, s, sign, shift, mode) if needed[0] or needed[1] else None
+        to_y = -to_x if needed[1] and to_x is not None else None
+        to_s = _by_softness_times(v, x, y, s, sign, shift, mode) if needed[2] else None
+        return [to_x if needed[0] else None, to_y, to_s, *_NO_GRADIENTS]
 
 
 @pointwise(opmath=True)
-def _value(x: Tensor, y: Any, s: Softness, sign: int, shift: float, mode: str) -> Tensor:
+def value(x: Tensor, y: Any, s: Softness, sign: int, shift: float, mode: str) -> Tensor:
     return curves.sigmoid(argument(x, y, s, sign, shift), s, mode)
+
+
+@pointwise
+def slope_times(v: Tensor, x: Tensor, y: Any, s: Softness, sign: int, shift: float, mode: str) -> Tensor:
+    """v times the derivative with respect to x."""
+    return curves.slope_times(v, argument(x, y, s, sign, shift), s, mode, sign)
+
+
+@pointwise
+def _by_softness_times(v: Tensor, x: Tensor, y: Any, s: Softness, sign: int, shift: float, mode: str) -> Tensor:
+    return curves.sigmoid_by_softness_times(v, argument(x, y, s, sign, shift), s, mode)
 
 
 _NO_GRADIENTS = (None,) * 5

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import if_recorded
+from fullgrad._core.pieces import pointwise
 from fullgrad._core.windows import compared, sigmoid_gate
 
 Softness = Tensor | float
@@ -63,6 +64,7 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
     return p * (6 / width) if mode == "c1" else p * p * (30 / width)
 
 
+@pointwise
 def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
     """v S' times a factor."""
     if mode == "smooth":
@@ -186,6 +188,12 @@ def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     near = clamp_to_transition(x, s, mode)
     # The slope of x / s may overflow far away. In c0 the slope is taken at x itself: it is not 0 on the joins.
     return near * slope(near if mode in _UNBOUNDED_MODES else x, s, mode) / -s
+
+
+@pointwise
+def sigmoid_by_softness_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
+    """v times the derivative of S with respect to the softness, times a factor."""
+    return (v if factor == 1 else v * factor) * sigmoid_by_softness(x, s, mode)
 
 
 def softplus_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:

@@ -128,16 +128,17 @@ class Sigmoidal(Relaxation):
     """The operator of :func:`sigmoidal`, and with ``hard`` of :func:`heaviside_st`."""
 
     reads = {0: (0, 1), 1: (0, 1)}
+    in_pieces = "half"  # the terms are pointwise themselves
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(step(x), softness)
-        return cast(_value(x, softness, mode), x.dtype)
+        return cast(value(x, softness, mode), x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool) -> Tensor:
-        return curves.slope_times(v, x, s, mode) if i == 0 else v * curves.sigmoid_by_softness(x, s, mode)
+        return (curves.slope_times if i == 0 else curves.sigmoid_by_softness_times)(v, x, s, mode)
 
 
 def sigmoid_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -145,7 +146,7 @@ def sigmoid_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     return sigmoid_gate(v, x, s) if mode == "smooth" else v * Sigmoidal.apply(x, s, mode, False)
 
 
-_value = pointwise(curves.sigmoid, opmath=True)
+value = pointwise(curves.sigmoid, opmath=True)
 
 
 def step(x: Tensor) -> Tensor:

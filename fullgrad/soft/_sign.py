@@ -81,18 +81,17 @@ class Sign(Relaxation):
     """The operator of :func:`sign`, and with ``hard`` of :func:`sign_st`."""
 
     reads = {0: (0, 1), 1: (0, 1)}
+    in_pieces = "half"  # the terms are pointwise themselves
 
     @staticmethod
     def forward(x: Tensor, softness: Softness, mode: str, hard: bool) -> Tensor:
         if hard:
             return expand_to_softness_shape(torch.sign(x), softness)
-        return cast(_value(x, softness, mode), x.dtype)
+        return cast(value(x, softness, mode), x.dtype)
 
     @staticmethod
     def vjp_term(i: int, v: Tensor, x: Tensor, s: Softness, mode: str, hard: bool) -> Tensor:
-        if i == 0:
-            return curves.slope_times(v, x, s, mode, 2)
-        return v * curves.sigmoid_by_softness(x, s, mode) * 2
+        return (curves.slope_times if i == 0 else curves.sigmoid_by_softness_times)(v, x, s, mode, 2)
 
 
-_value = pointwise(curves.soft_sign, opmath=True)
+value = pointwise(curves.soft_sign, opmath=True)

@@ -1107,3 +1107,21 @@ def higher_order_kernels(
             op._dispatch_cache.clear()
 
     return switch
+
+
+# --- Layers whose weights are quantized, `fullgrad.nn.quantize_` -------------------------------------------------------------
+
+# torch's RNNs compute with a list of their weights, which they bring up to date before each forward and when they are pickled. A
+# layer whose weights are quantized gives the list the weights in use. Without the method of this name torch brings the list up to
+# date itself, with the same weights, which it then quantizes several times.
+RNN_REFRESH = "_update_flat_weights"
+
+
+def rnn_names(layer: Any) -> list[str]:
+    """The names of the weights of an RNN, in the order of its list."""
+    return layer._flat_weights_names
+
+
+def set_rnn_weights(layer: Any, weights: list[Any]) -> None:
+    """Set the list of weights of an RNN."""
+    layer._flat_weights = weights

@@ -1,10 +1,7 @@
 """`quantize_`: quantizers for the weights and the inputs of a model's layers, in place."""
 
-import copyreg
 import fnmatch
-import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,18 +11,27 @@ from torch.nn.utils import parametrize
 
 from fullgrad._core import checks
 from fullgrad._core.public import explained
-from fullgrad.clamping import lower_bound
+from fullgrad._dispatch import rnn_names
 from fullgrad.nn._batches import arguments_of
-from fullgrad.quantizers import fake_quantize, quant_range
+from fullgrad.nn._observed import METHODS, Observer, Seen, affine_of, scale_of
+from fullgrad.nn._quantized_layer import (
+    DynamicQuantizer,
+    InputQuantizer,
+    OutputQuantizer,
+    QuantizedLayer,
+    WeightQuantizer,
+    map_inputs,
+    quantized_class,
+)
+from fullgrad.quantizers import quant_range
 
-METHODS = ("max", "mean", "mse", "percentile")
-# The part of the numbers that is within the range of ``"percentile"``.
-_INSIDE = 0.999
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-# Numbers of one batch that a scale is computed from, besides its ends and its mean.
-_SAMPLE = 2**14
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_KNOWN = (*_LAYERS, *_TRANSPOSED, *_EMBEDDINGS, *_RECURRENT, nn.MultiheadAttention)
+# Layers that return several tensors.
+_OF_SEVERAL = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
 
 Key = str | type[nn.Module]
 Bits = int | Callable[..., nn.Module] | None
@@ -44,6 +50,9 @@ def quantize_(
     layers: tuple[type[nn.Module], ...] = _LAYERS,
     group_size: int | None = None,
     dynamic: bool = False,
+    asymmetric: bool = False,
+    outputs: Bits | Mapping[Key, Bits] = None,
+    biases: bool = False,
     state: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     r"""Quantize the weights and the inputs of every ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d`` of a model, in place.
@@ -58,8 +67,7 @@ def quantize_(
     data is negative. Its class becomes one that quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, and
     ``layer.original_weight`` the parameter, whose name in ``state_dict`` stays. So ``torch.func``, ``torch.compile``,
     ``torch.export``, ``copy.deepcopy``, ``pickle``, averages of weights and per-sample gradients of Opacus work as before. The
-    model is called once with each batch, in evaluation mode and without gradients. :func:`unquantize_` undoes it. Other weights
-    stay as they are: those of an ``LSTM``, and of the inputs of a ``MultiheadAttention``.
+    model is called once with each batch, in evaluation mode and without gradients. :func:`unquantize_` undoes it.
 
     Args:
         model: A module.
@@ -71,19 +79,29 @@ def quantize_(
             are.
         data: A list or another iterable of batches, for the scales of activations: a tensor or what else the model takes; a tuple
             or list that begins with the arguments that forward needs, as of inputs and labels; or a dict of keyword arguments.
-        method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 80 scales) or
-            ``"percentile"`` (99.9% of the numbers are within the range).
+        method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 80 scales),
+            ``"percentile"`` (99.9% of the numbers are within the range) or ``"histogram"``: as ``"mse"``, but of all numbers of
+            the inputs, counted in 16,384 bins, and not of a sample of each batch, so that memory does not grow with the data.
         learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
             frozen parameters. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
             :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses.
         skip: Layers that are left as they are: names as in ``model.named_modules()``, of layers or of modules that have them;
             patterns such as ``"*.head"``; or classes. One that the model does not call, such as ``out_proj`` of a
-            ``MultiheadAttention``, has no inputs to find a scale for.
-        layers: The classes whose layers are quantized. ``ConvTranspose1d`` to ``ConvTranspose3d``, ``Embedding`` and
-            ``EmbeddingBag`` may be among them; the inputs of the last two are indices, and stay.
+            ``MultiheadAttention``, has no inputs to find a scale for; ``activations={"*.out_proj": None, "*": 8}`` quantizes its
+            weight.
+        layers: The classes whose layers are quantized. There may be ``ConvTranspose1d`` to ``ConvTranspose3d``; ``Embedding`` and
+            ``EmbeddingBag``, whose inputs are indices, and stay; ``RNN``, ``LSTM``, ``GRU`` and their cells, all whose weights
+            are quantized, and the input but not the states; and ``MultiheadAttention``, the weights of whose inputs are
+            quantized, and query, key and value with one scale. Such a layer has ``weight_hh_l0_quantizer``,
+            ``original_weight_hh_l0`` and so on for each weight.
         group_size: So many numbers of an output channel have a scale of their own; None for one scale per channel.
         dynamic: Whether the scale of an input is computed in each call, as the largest number of each token (the last dimension,
             or the channels and places of a convolution) over *h*, and counts as constant. It needs no data.
+        asymmetric: Whether inputs and outputs have a zero point, with codes from 0 to :math:`2^b - 1` for the numbers from the
+            smallest to the largest, which learns if scales do: for numbers that are seldom negative, as after GELU or SiLU.
+        outputs: As ``activations``, for the output of each layer that returns one tensor.
+        biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
+            integers have them in 32 bits; the scales get no gradient from that.
         state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed.
 
     Returns:
@@ -92,9 +110,10 @@ def quantize_(
     Raises:
         TypeError: ``model`` is not a module, or cannot take a batch; a number of bits is not an integer, ``data`` no iterable of
             batches, a class cannot be quantized, or a function does not return a module.
-        ValueError: A number of bits is out of its range, ``method`` is unknown, the model has no such layer or is quantized
-            already, a weight is no floating parameter with elements, or not of whole groups, no batch reaches a layer, ``skip``
-            or a key fits none, ``state`` lacks a scale, or numbers are not finite. The model is then as before.
+        ValueError: A number of bits is out of its range, ``method`` is unknown or has no zero point, the model has no such layer
+            or is quantized already, a weight is no floating parameter with elements, or not of whole groups, no batch reaches a
+            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one, or numbers are not finite. The model is
+            then as before.
 
     Example:
         >>> import torch, fullgrad
@@ -111,16 +130,23 @@ def quantize_(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize_: `model` must be a module, got a value of type {type(model).__name__}.")
-    _check_bits("weights", weights)
-    _check_bits("activations", activations)
+    for argument, bits in (("weights", weights), ("activations", activations), ("outputs", outputs)):
+        _check_bits(argument, bits)
     checks.choice("quantize_", "method", method, METHODS)
+    if asymmetric and method == "mean":
+        raise ValueError(
+            "quantize_: `method` must not be 'mean' with `asymmetric`, which has no zero point; write 'max' or 'mse'."
+        )
     if group_size is not None:
         checks.integer_between("quantize_", "group_size", group_size, 1, 2**31)
     if isinstance(skip, str):
         raise TypeError(f"quantize_: `skip` must be names of layers, got {skip!r}; write [{skip!r}].")
     for kind in layers:
-        if not isinstance(kind, type) or not issubclass(kind, (*_LAYERS, *_TRANSPOSED, *_EMBEDDINGS)):
-            raise TypeError(f"quantize_: `layers` must be classes of linear layers, convolutions or embeddings, got {kind!r}.")
+        if not isinstance(kind, type) or not issubclass(kind, _KNOWN):
+            raise TypeError(
+                "quantize_: `layers` must be classes of linear layers, convolutions, embeddings, RNNs or MultiheadAttention, got "
+                f"{kind!r}."
+            )
     found = {name: m for name, m in model.named_modules() if isinstance(m, layers)}
     for key in skip:
         _check_key("skip", key, found)
@@ -130,43 +156,44 @@ def quantize_(
             f"quantize_: `model` has no {', '.join(kind.__name__ for kind in layers)}{' but those of `skip`' * bool(skip)}."
         )
     for_weights = _by_layer("weights", weights, found, chosen)
-    for_inputs = _by_layer("activations", activations, found, chosen)
-    for_inputs = {n: None if isinstance(chosen[n], _EMBEDDINGS) else bits for n, bits in for_inputs.items()}
+    for_inputs = _by_layer("activations", activations, found, chosen, but=_EMBEDDINGS)
+    for_outputs = _by_layer("outputs", outputs, found, chosen, but=_OF_SEVERAL)
     for name, layer in chosen.items():
         _check_layer(name or "model", layer, for_weights[name] is not None)
-    wanted = {n: chosen[n] for n, bits in for_inputs.items() if bits is not None and not (dynamic and not callable(bits))}
-    inputs = {} if state is not None or not wanted else _inputs_of(model, wanted, data)
-    made: list[tuple[nn.Module, nn.Module | None, nn.Module | None]] = []
+    how = _How(method, learn, asymmetric, group_size, state)
+    wanted = {n: bits for n, bits in for_inputs.items() if bits is not None and not (dynamic and not callable(bits))}
+    inputs, results = _numbers(model, chosen, wanted, for_outputs, data, how)
+    made: list[tuple[nn.Module, dict[str, nn.Module | None]]] = []
     with torch.no_grad():
         for name, layer in chosen.items():
-            of, weight = repr(name or "model"), for_weights[name]
-            quantizer = None
-            if weight is not None:
-                of_weight = _of_weight(of, layer, group_size)
-                quantizer = _quantizer(f"the weight of {of}", of_weight, weight, method, learn, WeightQuantizer, name, layer)
-                if isinstance(quantizer, WeightQuantizer):
-                    quantizer.group_size = group_size
-            what, bits = f"the input of {of}", for_inputs[name]
+            of, bits = repr(name or "model"), for_weights[name]
+            quantizers: dict[str, nn.Module | None] = {}
+            for weight in _weights_of(layer):
+                quantizers[weight] = _of_weight(f"the {weight} of {of}", layer, weight, bits, name, how)
+            bits = for_inputs[name]
             if dynamic and isinstance(bits, int):
-                made.append((layer, quantizer, DynamicQuantizer(bits, _input_dims(layer))))
-            elif state is not None and bits is not None:
-                made.append((layer, quantizer, _of_state(what, bits, learn, f"{name}." * bool(name), state)))
+                quantizers["input"] = DynamicQuantizer(bits, _input_dims(layer), asymmetric)
             else:
-                made.append(
-                    (layer, quantizer, _quantizer(what, inputs.get(name), bits, method, learn, InputQuantizer, name, layer))
-                )
+                quantizers["input"] = _of_numbers(f"the input of {of}", InputQuantizer, inputs, bits, name, layer, how)
+            quantizers["output"] = _of_numbers(
+                f"the output of {of}", OutputQuantizer, results, for_outputs[name], name, layer, how
+            )
+            if biases and _is_rounded(of, layer, quantizers):
+                quantizers["bias"] = None
+            if any(quantizer is not None for quantizer in quantizers.values()):
+                made.append((layer, quantizers))
     try:
-        for layer, for_weight, for_input in made:
-            if for_weight is None and for_input is None:
-                continue
-            for quantizer in (for_weight, for_input):
+        for layer, quantizers in made:
+            for weight, quantizer in quantizers.items():
                 if quantizer is not None:
                     quantizer.train(layer.training)
-            if for_weight is not None:
-                _check_quantized(for_weight, layer)
-            layer.__class__ = _quantized(type(layer))
-            layer.register_module("weight_quantizer", for_weight)
-            layer.register_module("input_quantizer", for_input)
+                if quantizer is not None and weight not in ("input", "output"):
+                    _check_quantized(quantizer, layer._parameters[weight])
+            names = tuple(n for n in quantizers if n not in ("input", "output"))
+            layer.__class__ = quantized_class(type(layer), names)
+            for weight, quantizer in quantizers.items():
+                if weight != "bias":
+                    layer.register_module(f"{weight}_quantizer", quantizer)
             layer.register_forward_pre_hook(_no_fused_kernel)
         if state is not None:
             model.load_state_dict(state)
@@ -201,142 +228,45 @@ def unquantize_(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, QuantizedLayer):
             layer: Any = module
+            own = {f"{name}_quantizer" for name in ("input", "output", *layer._names)}
             layer.__class__ = layer._base
             for key, hook in [*layer._forward_pre_hooks.items()]:
                 if hook is _no_fused_kernel:
                     del layer._forward_pre_hooks[key]
-            del layer._modules["weight_quantizer"], layer._modules["input_quantizer"]
+            for key in own & {*layer._modules}:
+                del layer._modules[key]
     return model
 
 
-class QuantizedLayer(nn.Module):
-    """The first base of a layer's class after `quantize_`, which quantizes its weight and its input in its own forward."""
+class _How(NamedTuple):
+    """How scales are found."""
 
-    # The class of the layer before.
-    _base: type[nn.Module]
-    weight_quantizer: nn.Module | None
-    input_quantizer: nn.Module | None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward of the layer, of its quantized input."""
-        if self.input_quantizer is not None:
-            name, x = _input_of(args, kwargs)
-            if name:
-                kwargs = {**kwargs, name: self.input_quantizer(x)}
-            else:
-                args = (self.input_quantizer(x), *args[1:])
-        return super().forward(*args, **kwargs)
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight in use."""
-        weight = self.original_weight
-        if self.weight_quantizer is None:
-            return weight
-        try:
-            return self.weight_quantizer(weight)
-        except AttributeError as error:  # for which `nn.Module` would return the parameter, which is not quantized
-            raise RuntimeError(f"{type(self).__name__}: its `weight_quantizer` raised AttributeError: {error}") from error
-
-    @weight.setter
-    def weight(self, value: Tensor) -> None:
-        self.__dict__["_plain_weight"] = value  # of a tool that has taken the parameter out
-
-    @property
-    def original_weight(self) -> Tensor:
-        """The weight before quantization, which learns."""
-        found = self._parameters.get("weight")
-        return self.__dict__["_plain_weight"] if found is None else found
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """The class is made where it is loaded; it has no name that pickle would find."""
-        _, (_, *arguments), *rest = super().__reduce_ex__(max(2, int(protocol)))  # type: ignore[misc]
-        return (_blank, (self._base, *arguments), *rest)
-
-
-@functools.cache
-def _quantized(base: type[nn.Module]) -> type[nn.Module]:
-    """The class of a quantized layer."""
-    return type(f"Quantized{base.__name__}", (QuantizedLayer, base), {"_base": base, "__module__": __name__})
-
-
-def _blank(base: type[nn.Module], *arguments: Any) -> nn.Module:
-    """A quantized layer without its state, for pickle and copy."""
-    return copyreg.__newobj__(_quantized(base), *arguments)  # type: ignore[attr-defined]
+    method: str
+    learn: bool
+    asymmetric: bool
+    group_size: int | None
+    state: Mapping[str, Any] | None
 
 
 def _no_fused_kernel(layer: nn.Module, args: Any) -> None:
     """A hook, without which torch's TransformerEncoderLayer calls one kernel with the weights, and no layer."""
 
 
-class WeightQuantizer(nn.Module):
-    """`fake_quantize` with a scale of its own, a parameter that learns or is frozen."""
-
-    scale: Tensor
-    group_size: int | None
-
-    def __init__(self, scale: Tensor, quant_min: int, quant_max: int, learn: bool) -> None:
-        super().__init__()
-        # A fixed scale is a parameter, too, that is frozen: tools that refuse layers with buffers, such as Opacus, take it.
-        self.scale = nn.Parameter(scale, requires_grad=learn)
-        # A step of an optimizer may be larger than a scale of 8 bits, and would make it negative.
-        self.learn, self.least, self.group_size = learn, float(scale.min()) / 1024 if learn else 0.0, None
-        self.quant_min, self.quant_max = quant_min, quant_max
-        self.inside: Any = "exact" if learn else "rounded"
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.group_size is not None:
-            return self._quantized(x.reshape(x.shape[0], -1, self.group_size)).reshape(x.shape)
-        return self._quantized(x)
-
-    def _quantized(self, x: Tensor) -> Tensor:
-        return fake_quantize(x, self.effective_scale, 0, self.quant_min, self.quant_max, inside=self.inside)
-
-    @property
-    def effective_scale(self) -> Tensor:
-        """The scale, or the least one where it is below that."""
-        return lower_bound(self.scale, self.least) if self.learn else self.scale.detach()
-
-    def get_extra_state(self) -> Tensor:
-        """The range of codes, and the least scale: a state that is loaded brings its own."""
-        return torch.tensor([self.quant_min, self.quant_max, self.least], dtype=torch.float64)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Take the range of codes and the least scale of a state."""
-        low, high, least = state.tolist()
-        # A scale that learns keeps its bound if the state is of one that does not.
-        self.quant_min, self.quant_max, self.least = int(low), int(high), least or self.least
-
-    def extra_repr(self) -> str:
-        """The codes, and the shape of the scale."""
-        return f"{self.quant_min} to {self.quant_max}, scale of shape {tuple(self.scale.shape)}"
-
-
-class InputQuantizer(WeightQuantizer):
-    """The quantizer of a layer's input, which has one scale."""
-
-
-class DynamicQuantizer(nn.Module):
-    """`fake_quantize` with a scale from the numbers themselves, which counts as constant."""
-
-    def __init__(self, bits: int, dims: int) -> None:
-        super().__init__()
-        self.bits, self.dims = bits, dims
-
-    def forward(self, x: Tensor) -> Tensor:
-        low, high = quant_range(self.bits)
-        dims = tuple(range(-min(self.dims, x.ndim), 0))
-        scale = _positive(x.detach().to(torch.promote_types(x.dtype, torch.float32)).abs().amax(dims, keepdim=True) / high)
-        return fake_quantize(x, scale, 0, low, high)
-
-    def extra_repr(self) -> str:
-        """The bits, and the dimensions that share a scale."""
-        return f"bits={self.bits}, dims={self.dims}"
+def _weights_of(layer: nn.Module) -> list[str]:
+    """The names of the weights of a layer."""
+    if isinstance(layer, nn.RNNBase):
+        return [name for name in rnn_names(layer) if name.startswith("weight")]
+    if isinstance(layer, nn.RNNCellBase):
+        return ["weight_ih", "weight_hh"]
+    if isinstance(layer, nn.MultiheadAttention):
+        packed = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        return [*packed[layer.in_proj_weight is None]]
+    return ["weight"]
 
 
 def _input_dims(layer: nn.Module) -> int:
     """The last dimensions of an input that belong to one token, or to the channels and places of one sample."""
-    return 1 if isinstance(layer, nn.Linear) else len(layer.kernel_size) + 1  # type: ignore[arg-type]
+    return len(layer.kernel_size) + 1 if hasattr(layer, "kernel_size") else 1  # type: ignore[arg-type]
 
 
 def _fits(key: Key, name: str, layer: nn.Module) -> bool:
@@ -355,45 +285,41 @@ def _check_key(argument: str, key: Any, layers: Mapping[str, nn.Module]) -> None
         raise ValueError(f"quantize_: `{argument}` must name layers of `model`, got {key!r}; it has {known}.")
 
 
-def _by_layer(argument: str, bits: Any, found: Mapping[str, nn.Module], chosen: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """The bits of each layer that is quantized: those of the first key that fits."""
+def _by_layer(
+    argument: str,
+    bits: Any,
+    found: Mapping[str, nn.Module],
+    chosen: Mapping[str, nn.Module],
+    but: tuple[type[nn.Module], ...] = (),
+) -> dict[str, Any]:
+    """The bits of each layer that is quantized: those of the first key that fits, and None for some classes."""
     if not isinstance(bits, Mapping):
-        return dict.fromkeys(chosen, bits)
-    for key in bits:
-        _check_key(argument, key, found)
-    return {name: next((b for key, b in bits.items() if _fits(key, name, m)), None) for name, m in chosen.items()}
-
-
-def _input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, Tensor]:
-    """The first argument of a layer, by position or with its name."""
-    name, x = ("", args[0]) if args else next(iter(kwargs.items()))
-    if x.is_nested and x.layout is torch.strided:
-        raise TypeError(
-            "quantize_: the input of a layer must not be a nested tensor, which a TransformerEncoder makes of a padding mask; "
-            "build it with enable_nested_tensor=False."
-        )
-    return name, x
+        by_layer = dict.fromkeys(chosen, bits)
+    else:
+        for key in bits:
+            _check_key(argument, key, found)
+        by_layer = {name: next((b for key, b in bits.items() if _fits(key, name, m)), None) for name, m in chosen.items()}
+    return {name: None if isinstance(chosen[name], but) else b for name, b in by_layer.items()}
 
 
 def _check_layer(name: str, layer: nn.Module, has_weights: bool) -> None:
     """Refuse what is quantized already, and a weight that cannot be."""
     if isinstance(layer, QuantizedLayer):
         raise ValueError(f"quantize_: `model` must not be quantized yet, got {name!r}; call unquantize_ first.")
-    if not has_weights:
-        return
-    weight = layer._parameters.get("weight")
-    if parametrize.is_parametrized(layer, "weight") or weight is None:
-        raise ValueError(
-            f"quantize_: the weight of {name!r} must have no parametrization, such as weight_norm or pruning; remove it "
-            "first, or write weights=None."
-        )
-    if isinstance(weight, nn.parameter.UninitializedParameter):
-        raise ValueError(f"quantize_: the weight of {name!r} must be initialized; call the model once before.")
-    if not weight.is_floating_point() or weight.is_meta or not weight.numel():
-        raise ValueError(
-            f"quantize_: the weight of {name!r} must be a floating tensor with elements, got {weight.dtype} of shape "
-            f"{tuple(weight.shape)} on {weight.device}; name the layer in `skip`."
-        )
+    for key in _weights_of(layer) if has_weights else ():
+        weight = layer._parameters.get(key)
+        if parametrize.is_parametrized(layer, key) or weight is None:
+            raise ValueError(
+                f"quantize_: the weight of {name!r} must have no parametrization, such as weight_norm or pruning; remove it "
+                "first, or write weights=None."
+            )
+        if isinstance(weight, nn.parameter.UninitializedParameter):
+            raise ValueError(f"quantize_: the weight of {name!r} must be initialized; call the model once before.")
+        if not weight.is_floating_point() or weight.is_meta or not weight.numel():
+            raise ValueError(
+                f"quantize_: the weight of {name!r} must be a floating tensor with elements, got {weight.dtype} of shape "
+                f"{tuple(weight.shape)} on {weight.device}; name the layer in `skip`."
+            )
 
 
 def _check_bits(argument: str, value: Any) -> None:
@@ -404,46 +330,99 @@ def _check_bits(argument: str, value: Any) -> None:
         checks.integer_between("quantize_", argument, value, 2, 16)
 
 
-class _Seen(NamedTuple):
-    """A tensor, or a sample of the numbers of many, with what is known of all: the ends and the mean size, by channel."""
-
-    sample: Tensor
-    low: Tensor
-    high: Tensor
-    mean: Tensor
-    dims: tuple[int, ...]
-
-
-def _of_weight(of: str, layer: nn.Module, group_size: int | None) -> _Seen:
-    """The weight, with its ends and mean by output channel, or by group of it."""
-    weight: Any = layer._parameters["weight"]
+def _of_weight(what: str, layer: nn.Module, name: str, bits: Any, layer_name: str, how: _How) -> nn.Module | None:
+    """The quantizer of a weight, from its ends and mean by output channel, or by group of it."""
+    if bits is None:
+        return None
+    weight: Any = layer._parameters[name]
     channel = 1 if isinstance(layer, _TRANSPOSED) else 0
-    if group_size is not None:
-        if channel or weight[0].numel() % group_size:
+    if how.group_size is not None:
+        if channel or weight[0].numel() % how.group_size:
             raise ValueError(
-                f"quantize_: the weight of {of} must have output channels of whole groups of `group_size` {group_size}, got the "
+                f"quantize_: {what} must have output channels of whole groups of `group_size` {how.group_size}, got the "
                 f"shape {tuple(weight.shape)}; name the layer in `skip`."
             )
-        weight = weight.detach().reshape(weight.shape[0], -1, group_size)
-    dims = (2,) if group_size is not None else tuple(d for d in range(weight.ndim) if d != channel)
+        weight = weight.detach().reshape(weight.shape[0], -1, how.group_size)
+    dims = (2,) if how.group_size is not None else tuple(d for d in range(weight.ndim) if d != channel)
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-    low, high = wide.amin(dims, keepdim=True), wide.amax(dims, keepdim=True)
-    return _Seen(weight, low, high, wide.abs().mean(dims, keepdim=True), dims)
+    seen = Seen(weight, wide.amin(dims, True), wide.amax(dims, True), wide.abs().mean(dims, True), dims)
+    _check_finite(what, seen)
+    if callable(bits):
+        return _called(what, bits, layer._parameters[name], layer_name, layer)
+    low, high = quant_range(bits)
+    quantizer = WeightQuantizer(scale_of(seen, low, high, how.method), low, high, how.learn)
+    quantizer.group_size = how.group_size
+    return quantizer
 
 
-def _of_state(what: str, bits: Any, learn: bool, prefix: str, state: Mapping[str, Any]) -> nn.Module:
-    """The quantizer of an input, whose numbers come with a state."""
+def _of_numbers(
+    what: str, kind: type[WeightQuantizer], numbers: Mapping[str, Seen], bits: Any, name: str, layer: nn.Module, how: _How
+) -> nn.Module | None:
+    """The quantizer of an input or an output, whose numbers come with data or with a state."""
+    if bits is None:
+        return None
+    if how.state is not None:
+        return _of_state(what, kind, bits, f"{name}." * bool(name), how)
+    seen = numbers[name]
+    _check_finite(what, seen)
+    if callable(bits):
+        return _called(what, bits, seen.sample, name, layer)
+    if how.asymmetric:
+        low, high = quant_range(bits, signed=False)
+        scale, zero_point = affine_of(seen, low, high, how.method)
+        return kind(scale, low, high, how.learn, zero_point)
+    low, high = quant_range(bits, signed=bool(seen.low < 0))
+    return kind(scale_of(seen, low, high, how.method), low, high, how.learn)
+
+
+def _of_state(what: str, kind: type[WeightQuantizer], bits: Any, prefix: str, how: _How) -> nn.Module:
+    """The quantizer of a state."""
     if callable(bits):
         raise TypeError(f"quantize_: {what} has a function, which needs `data` and not `state`; call load_state_dict after it.")
-    key = f"{prefix}input_quantizer.scale"
-    if key not in state:
-        raise ValueError(f"quantize_: `state` must be that of a model that was quantized likewise, it lacks {key!r}.")
-    return InputQuantizer(state[key].detach().clone(), *quant_range(bits), learn)
+    prefix += "input_quantizer." if kind is InputQuantizer else "output_quantizer."
+    keys = [f"{prefix}scale", *([f"{prefix}zero_point"] if how.asymmetric else [])]
+    assert how.state is not None
+    for key in keys:
+        if key not in how.state:
+            raise ValueError(f"quantize_: `state` must be that of a model that was quantized likewise, it lacks {key!r}.")
+    scale, *zero_point = [how.state[key].detach().clone() for key in keys]
+    return kind(scale, *quant_range(bits), how.learn, *zero_point)
 
 
-def _check_quantized(quantizer: nn.Module, layer: nn.Module) -> None:
+def _check_finite(what: str, seen: Seen) -> None:
+    if not (seen.low.isfinite().all() and seen.high.isfinite().all()):
+        raise ValueError(f"quantize_: numbers must be finite, got infinity or NaN in {what}.")
+
+
+def _called(what: str, function: Callable[..., Any], x: Any, name: str, layer: nn.Module) -> nn.Module:
+    """The module that a function of the user returns, which gets the name and the layer if it takes them."""
+    try:
+        known = inspect.signature(function).parameters
+    except ValueError:  # a function of C
+        known = {}
+    found = function(x, **{key: value for key, value in (("name", name), ("module", layer)) if key in known})
+    if not isinstance(found, nn.Module):
+        raise TypeError(f"quantize_: a function of a tensor must return a module, got {type(found).__name__} for {what}.")
+    return found
+
+
+def _is_rounded(of: str, layer: nn.Module, quantizers: Mapping[str, nn.Module | None]) -> bool:
+    """Whether a layer has a bias that is rounded: of those whose weight and input are quantized."""
+    if not isinstance(layer, (*_LAYERS, *_TRANSPOSED)) or layer._parameters.get("bias") is None:
+        return False
+    weight, x = quantizers["weight"], quantizers["input"]
+    if weight is None or x is None:
+        return False
+    if not isinstance(weight, WeightQuantizer) or not isinstance(x, WeightQuantizer) or weight.group_size is not None:
+        raise ValueError(
+            f"quantize_: `biases` must have one scale of the input and one of each output channel, which {of} lacks: leave out "
+            "`dynamic`, `group_size` and functions, or name the layer in `skip`."
+        )
+    return True
+
+
+def _check_quantized(quantizer: nn.Module, weight: Any) -> None:
     """Refuse a module that changes the shape or dtype of a weight."""
-    weight: Any = layer._parameters["weight"]
     with torch.no_grad():
         found = quantizer(weight)
     if not isinstance(found, Tensor) or found.shape != weight.shape or found.dtype != weight.dtype:
@@ -453,23 +432,34 @@ def _check_quantized(quantizer: nn.Module, layer: nn.Module) -> None:
         )
 
 
-def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable[Any]) -> dict[str, _Seen]:
-    """The inputs of each layer, in one pass."""
-    found: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in layers}
-    generator = torch.Generator().manual_seed(0)
+def _numbers(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    for_inputs: Mapping[str, Any],
+    for_outputs: Mapping[str, Any],
+    data: Iterable[Any],
+    how: _How,
+) -> tuple[dict[str, Seen], dict[str, Seen]]:
+    """The numbers of inputs and of outputs of layers, in one pass."""
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            x = _input_of(args, kwargs)[1].detach().flatten()
-            if x.numel():
-                drawn = x if x.numel() <= _SAMPLE else x[torch.randint(x.numel(), (_SAMPLE,), generator=generator).to(x.device)]
-                found[name].append((drawn, x.amin(), x.amax(), x.abs().double().sum(), torch.tensor(x.numel())))
+    def observers(wanted: Mapping[str, Any]) -> dict[str, Observer]:
+        # A function gets a sample, which a histogram does not have.
+        counts = how.method == "histogram"
+        return {name: Observer(counts and not callable(bits)) for name, bits in wanted.items() if bits is not None}
+
+    def look_at_inputs(observer: Observer) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            _ = map_inputs(layer, lambda x: (observer.add(x), x)[1], args, kwargs)
 
         return hook
 
+    inputs, results = observers(for_inputs), observers(for_outputs)
+    if how.state is not None or not (inputs or results):
+        return {}, {}
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise TypeError(f"quantize_: `data` must be a list of batches, got a value of type {type(data).__name__}; write [data].")
-    handles = [layer.register_forward_pre_hook(keep(name), with_kwargs=True) for name, layer in layers.items()]
+    handles = [layers[n].register_forward_pre_hook(look_at_inputs(o), with_kwargs=True) for n, o in inputs.items()]
+    handles += [layers[n].register_forward_hook(lambda _, __, y, o=o: o.add(y)) for n, o in results.items()]
     modes = {m: m.training for m in model.modules()}
     try:
         model.eval()
@@ -481,13 +471,15 @@ def _inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], data: Iterable
             handle.remove()
         for m, mode in modes.items():
             m.training = mode
-    missing = [name for name, parts in found.items() if not parts]
+    seen = [{name: observer.seen() for name, observer in group.items()} for group in (inputs, results)]
+    missing = sorted({name for group in seen for name, found in group.items() if found is None}, key=[*layers].index)
     if missing:
         raise ValueError(
             f"quantize_: `data` must have batches that reach every layer for the scales of activations, got none for "
-            f"{', '.join(map(repr, missing))}; name layers that the model does not call in `skip`, or write activations=None."
+            f"{', '.join(map(repr, missing))}; name layers that the model does not call in `skip`, or write "
+            f"activations={{{missing[0]!r}: None, '*': 8}} or activations=None."
         )
-    return {name: _joined(parts) for name, parts in found.items()}
+    return seen[0], seen[1]  # type: ignore[return-value]
 
 
 def _call(model: nn.Module, batch: Any) -> None:
@@ -499,60 +491,3 @@ def _call(model: nn.Module, batch: Any) -> None:
             f"quantize_: `model` raised {type(error).__name__} for a batch of `data` of type {type(batch).__name__}: {error}. "
             "A tuple or list gives the arguments that forward needs, and a dict keyword arguments."
         ) from error
-
-
-def _joined(parts: Sequence[tuple[Tensor, ...]]) -> _Seen:
-    samples, lows, highs, totals, counts = zip(*parts, strict=True)
-    sample, low, high = torch.cat(samples), torch.stack(lows).amin(), torch.stack(highs).amax()
-    mean = torch.stack(totals).sum() / torch.stack(counts).sum().item()
-    wide = torch.promote_types(sample.dtype, torch.float32)
-    return _Seen(sample, low.to(wide), high.to(wide), mean.to(wide), (0,))
-
-
-def _quantizer(
-    what: str, seen: _Seen | None, bits: Any, method: str, learn: bool, kind: type[WeightQuantizer], name: str, layer: nn.Module
-) -> Any:
-    if bits is None or seen is None:
-        return None
-    if not (seen.low.isfinite().all() and seen.high.isfinite().all()):
-        raise ValueError(f"quantize_: numbers must be finite, got infinity or NaN in {what}.")
-    if callable(bits):
-        found = bits(layer._parameters["weight"] if kind is WeightQuantizer else seen.sample, **_asked(bits, name, layer))
-        if not isinstance(found, nn.Module):
-            raise TypeError(f"quantize_: a function of a tensor must return a module, got {type(found).__name__} for {what}.")
-        return found
-    low, high = quant_range(bits, signed=kind is WeightQuantizer or bool(seen.low.min() < 0))
-    return kind(_scale(seen, low, high, method), low, high, learn)
-
-
-def _asked(function: Callable[..., Any], name: str, layer: nn.Module) -> dict[str, Any]:
-    """The name and the layer, if the function takes them."""
-    try:
-        known = inspect.signature(function).parameters
-    except ValueError:  # a function of C
-        return {}
-    return {key: value for key, value in (("name", name), ("module", layer)) if key in known}
-
-
-def _scale(seen: _Seen, low: int, high: int, method: str) -> Tensor:
-    """A positive scale for each channel, in float32 at least: one in half precision could be 0."""
-    if method == "mean":
-        return _positive(2 * seen.mean / math.sqrt(high))
-    largest = _positive(torch.maximum(-seen.low, seen.high) / high)
-    if method == "max":
-        return largest
-    if method == "percentile":
-        sizes = seen.sample.detach().abs().to(largest.dtype).movedim(seen.dims, [*range(-len(seen.dims), 0)])
-        flat = sizes.flatten(-len(seen.dims))
-        return _positive(flat.kthvalue(math.ceil(_INSIDE * flat.shape[-1]), -1).values.reshape(largest.shape) / high)
-    x = seen.sample.detach().to(largest.dtype)
-    best, least = largest, torch.full_like(largest, math.inf)
-    for fraction in torch.linspace(0.2, 1.2, 80).tolist() if high > 1 else torch.linspace(0.05, 1.2, 80).tolist():
-        error = (fake_quantize(x, largest * fraction, 0, low, high) - x).square().mean(seen.dims, keepdim=bool(largest.ndim))
-        best, least = torch.where(error < least, largest * fraction, best), torch.minimum(error, least)
-    return best
-
-
-def _positive(scale: Tensor) -> Tensor:
-    """A scale whose reciprocal is finite: 1 for a row of zeros."""
-    return torch.where(scale > 2 * torch.finfo(torch.float32).tiny, scale, 1.0)

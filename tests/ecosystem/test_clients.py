@@ -93,18 +93,20 @@ def test_opacus():
     assert_close(found, torch.stack([gradient_of(model, x[None], y[None]) for x, y in zip(X, Y, strict=True)]))
 
 
-@pytest.mark.parametrize("learn", [False, True])
-def test_opacus_of_a_quantized_model(learn):
+@pytest.mark.parametrize(
+    ("learn", "how"), [(False, {}), (True, {}), (True, {"asymmetric": True, "outputs": 4, "biases": True})], ids=str
+)
+def test_opacus_of_a_quantized_model(learn, how):
     """Quantizers belong to the layer, so scales that learn have per-sample gradients, and fixed ones do not matter."""
     opacus = package("opacus")
     torch.manual_seed(0)
     X, Y = torch.randn(5, 6), torch.randn(5, 3)
     made = lambda: nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731
-    model = fullgrad.nn.quantize_(made(), 4, 4, [X], learn=learn)
-    plain = fullgrad.nn.quantize_(made(), 4, 4, learn=learn, state=model.state_dict())
+    model = fullgrad.nn.quantize_(made(), 4, 4, [X], learn=learn, **how)
+    plain = fullgrad.nn.quantize_(made(), 4, 4, learn=learn, state=model.state_dict(), **how)
     mean_square(opacus.GradSampleModule(model, loss_reduction="mean")(X), Y).backward()
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert len(learned) == (7 if learn else 3)
+    assert len(learned) == 3 + (4 if learn else 0) + (6 if how else 0)
     for i in range(len(X)):
         plain.zero_grad()
         mean_square(plain(X[i : i + 1]), Y[i : i + 1]).backward()

@@ -1,0 +1,238 @@
+"""`QuantizedLayer`: a layer whose forward quantizes its weights, its inputs and its output; and the quantizers."""
+
+import copyreg
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from fullgrad._dispatch import RNN_REFRESH, rnn_names, set_rnn_weights
+from fullgrad.clamping import clamp, lower_bound
+from fullgrad.quantizers import fake_quantize, quant_range
+from fullgrad.rounding import step_quantize
+
+# The largest code of a bias.
+_INT32 = 2**31 - 1
+
+
+class QuantizedLayer(nn.Module):
+    """The first base of a layer's class after `quantize_`, which quantizes in its own forward.
+
+    The class has a property for each quantized weight: ``weight`` is what ``weight_quantizer`` makes of the parameter, which is
+    ``original_weight``.
+    """
+
+    # The class of the layer before, and the names of its parameters that are quantized.
+    _base: type[nn.Module]
+    _names: tuple[str, ...]
+    input_quantizer: nn.Module | None
+    output_quantizer: nn.Module | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward of the layer, of its quantized inputs."""
+        if self.input_quantizer is not None:
+            args, kwargs = map_inputs(self, self.input_quantizer, args, kwargs)
+        y = super().forward(*args, **kwargs)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The class is made where it is loaded; it has no name that pickle would find."""
+        _, (_, *arguments), *rest = super().__reduce_ex__(max(2, int(protocol)))  # type: ignore[misc]
+        return (_blank, (self._base, self._names, *arguments), *rest)
+
+
+class _QuantizedRNN(QuantizedLayer):
+    """An RNN: torch keeps a list of its weights, which are the quantized ones during a call."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._keep_originals()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Torch puts the weights of a call into the state."""
+        made = super().__reduce_ex__(protocol)
+        self._keep_originals()
+        made[2].update({key: value for key, value in self.__dict__.items() if key in made[2]})
+        return made
+
+    def _keep_originals(self) -> None:
+        set_rnn_weights(self, [_plain(self, name) for name in rnn_names(self)])
+
+
+def _refreshed(self: Any) -> None:
+    """Give torch the weights in use, before a forward. Its own version compares each with the one before: all are new."""
+    set_rnn_weights(self, [getattr(self, name, None) for name in rnn_names(self)])
+
+
+def _plain(layer: nn.Module, name: str) -> Any:
+    """A parameter as the layer has it, or a tensor that a tool has put in its place."""
+    found = layer._parameters.get(name)
+    return layer.__dict__.get(f"_plain_{name}") if found is None else found
+
+
+def _quantized_weight(name: str) -> property:
+    def get(self: Any) -> Tensor:
+        weight, quantizer = _plain(self, name), self._modules[f"{name}_quantizer"]
+        try:
+            return weight if quantizer is None else quantizer(weight)
+        except AttributeError as error:  # for which `nn.Module` would return the parameter, which is not quantized
+            raise RuntimeError(f"{type(self).__name__}: its `{name}_quantizer` raised AttributeError: {error}") from error
+
+    return property(get, _setter(name), doc="The weight in use.")
+
+
+def _rounded_bias() -> property:
+    def get(self: Any) -> Tensor:
+        bias = _plain(self, "bias")
+        step = (self.input_quantizer.effective_scale * self.weight_quantizer.effective_scale).detach().flatten()
+        step = step.repeat(bias.numel() // step.numel())  # groups of a transposed convolution share scales
+        return clamp(step_quantize(bias, step), -_INT32 * step, _INT32 * step).to(bias.dtype)
+
+    return property(get, _setter("bias"), doc="The bias in use: multiples of the product of the two scales.")
+
+
+def _setter(name: str) -> Callable[[Any, Any], None]:
+    def put(self: Any, value: Any) -> None:
+        self.__dict__[f"_plain_{name}"] = value  # of a tool that has taken the parameter out
+
+    return put
+
+
+@functools.cache
+def quantized_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """The class of a layer some parameters of which are quantized."""
+    members: dict[str, Any] = {"_base": base, "_names": names, "__module__": __name__}
+    for name in names:
+        members[name] = _rounded_bias() if name == "bias" else _quantized_weight(name)
+        members[f"original_{name}"] = property(functools.partial(_plain, name=name), doc="The parameter, which learns.")
+    is_rnn = issubclass(base, nn.RNNBase)
+    if is_rnn:
+        members[RNN_REFRESH] = _refreshed
+    return type(f"Quantized{base.__name__}", (_QuantizedRNN if is_rnn else QuantizedLayer, base), members)
+
+
+def _blank(base: type[nn.Module], names: tuple[str, ...], *arguments: Any) -> nn.Module:
+    """A quantized layer without its state, for pickle and copy."""
+    return copyreg.__newobj__(quantized_class(base, names), *arguments)  # type: ignore[attr-defined]
+
+
+def map_inputs(
+    layer: nn.Module, function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a layer with a function of its input: of the first, or of the query, the key and the value. A tensor that
+    is several of them stays one.
+    """
+    args, kwargs = [*args], {**kwargs}  # type: ignore[assignment]
+    names = ("query", "key", "value") if isinstance(layer, nn.MultiheadAttention) else (next(iter(kwargs), ""),)
+    mapped: list[tuple[Any, Any]] = []
+    for place, name in enumerate(names):
+        held, key = (args, place) if place < len(args) else (kwargs, name)
+        x = held[key]  # type: ignore[index]
+        found = next((y for before, y in mapped if before is x), None)
+        if found is None:
+            found = x._replace(data=function(x.data)) if isinstance(x, PackedSequence) else function(_dense(x))
+            mapped.append((x, found))
+        held[key] = found  # type: ignore[index]
+    return tuple(args), kwargs  # type: ignore[return-value]
+
+
+def _dense(x: Tensor) -> Tensor:
+    if x.is_nested and x.layout is torch.strided:
+        raise TypeError(
+            "quantize_: the input of a layer must not be a nested tensor, which a TransformerEncoder makes of a padding mask; "
+            "build it with enable_nested_tensor=False."
+        )
+    return x
+
+
+class WeightQuantizer(nn.Module):
+    """`fake_quantize` with a scale of its own, and maybe a zero point: parameters that learn or are frozen."""
+
+    scale: Tensor
+    zero_point: Tensor | None
+    group_size: int | None
+
+    def __init__(self, scale: Tensor, quant_min: int, quant_max: int, learn: bool, zero_point: Tensor | None = None) -> None:
+        super().__init__()
+        # A fixed scale is a parameter, too, that is frozen: tools that refuse layers with buffers, such as Opacus, take it.
+        self.scale = nn.Parameter(scale, requires_grad=learn)
+        self.zero_point = None if zero_point is None else nn.Parameter(zero_point, requires_grad=learn)
+        # A step of an optimizer may be larger than a scale of 8 bits, and would make it negative.
+        self.learn, self.least, self.group_size = learn, float(scale.min()) / 1024 if learn else 0.0, None
+        self.quant_min, self.quant_max = quant_min, quant_max
+        self.inside: Any = "exact" if learn else "rounded"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.group_size is not None:
+            return self._quantized(x.reshape(x.shape[0], -1, self.group_size)).reshape(x.shape)
+        return self._quantized(x)
+
+    def _quantized(self, x: Tensor) -> Tensor:
+        zero_point = 0 if self.zero_point is None else self.zero_point if self.learn else self.zero_point.detach()
+        return fake_quantize(x, self.effective_scale, zero_point, self.quant_min, self.quant_max, inside=self.inside)
+
+    @property
+    def effective_scale(self) -> Tensor:
+        """The scale, or the least one where it is below that."""
+        return lower_bound(self.scale, self.least) if self.learn else self.scale.detach()
+
+    def get_extra_state(self) -> Tensor:
+        """The range of codes, and the least scale: a state that is loaded brings its own."""
+        return torch.tensor([self.quant_min, self.quant_max, self.least], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the range of codes and the least scale of a state."""
+        low, high, least = state.tolist()
+        # A scale that learns keeps its bound if the state is of one that does not.
+        self.quant_min, self.quant_max, self.least = int(low), int(high), least or self.least
+
+    def extra_repr(self) -> str:
+        """The codes, and the shape of the scale."""
+        with_zero = "" if self.zero_point is None else ", with a zero point"
+        return f"{self.quant_min} to {self.quant_max}, scale of shape {tuple(self.scale.shape)}{with_zero}"
+
+
+class InputQuantizer(WeightQuantizer):
+    """The quantizer of a layer's input, which has one scale."""
+
+
+class OutputQuantizer(WeightQuantizer):
+    """The quantizer of a layer's output, which has one scale."""
+
+
+class DynamicQuantizer(nn.Module):
+    """`fake_quantize` with a scale, and maybe a zero point, from the numbers themselves, which count as constant."""
+
+    def __init__(self, bits: int, dims: int, asymmetric: bool) -> None:
+        super().__init__()
+        self.bits, self.dims, self.asymmetric = bits, dims, asymmetric
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = quant_range(self.bits, signed=not self.asymmetric)
+        dims = tuple(range(-min(self.dims, x.ndim), 0))
+        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        if not self.asymmetric:
+            return fake_quantize(x, positive(wide.abs().amax(dims, keepdim=True) / high), 0, low, high)
+        scale, zero_point = affine(wide.amin(dims, keepdim=True), wide.amax(dims, keepdim=True), low, high)
+        return fake_quantize(x, scale, zero_point, low, high)
+
+    def extra_repr(self) -> str:
+        """The bits, and the dimensions that share a scale."""
+        return f"bits={self.bits}, dims={self.dims}" + ", with a zero point" * self.asymmetric
+
+
+def affine(smallest: Tensor, largest: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point of codes for the numbers from the smallest to the largest, with 0 among them."""
+    smallest, largest = smallest.clamp(max=0), largest.clamp(min=0)
+    scale = positive((largest - smallest) / (high - low))
+    return scale, torch.clamp(torch.round(low - smallest / scale), low, high)
+
+
+def positive(scale: Tensor) -> Tensor:
+    """A scale whose reciprocal is finite: 1 for a row of zeros."""
+    return torch.where(scale > 2 * torch.finfo(torch.float32).tiny, scale, 1.0)

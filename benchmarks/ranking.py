@@ -27,30 +27,11 @@ def queries(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.where(valid, relevance, 0), valid
 
 
-def listnet(s: Tensor, y: Tensor, valid: Tensor) -> Tensor:
-    """Cross entropy of the softmax of relevance and that of scores (Cao et al. 2007)."""
-    s, y = s.masked_fill(~valid, -torch.inf), y.float().masked_fill(~valid, -torch.inf)
-    return -(y.softmax(-1) * s.log_softmax(-1).masked_fill(~valid, 0)).sum(-1).mean()
-
-
 def listmle(s: Tensor, y: Tensor, valid: Tensor) -> Tensor:
     """The likelihood of the right order under Plackett and Luce (Xia et al. 2008); equal ones in random order."""
     order = (y + torch.rand(y.shape)).masked_fill(~valid, -torch.inf).argsort(-1, descending=True)
     s, valid = s.gather(-1, order).masked_fill(~valid.gather(-1, order), -1e9), valid.gather(-1, order)
     return ((s.flip(-1).logcumsumexp(-1).flip(-1) - s) * valid).sum(-1).mean()
-
-
-def lambdaloss(s: Tensor, y: Tensor, valid: Tensor) -> Tensor:
-    """Logistic losses of pairs, weighted by the change of NDCG if both change places, as in LambdaRank (Wang et al. 2018)."""
-    gain = torch.where(valid, 2.0**y - 1, 0)
-    order = s.detach().masked_fill(~valid, -torch.inf).argsort(-1, descending=True)
-    s, gain, y, valid = (v.gather(-1, order) for v in (s, gain, y, valid))
-    places = torch.arange(s.shape[-1]) + 2.0
-    best = (gain.sort(-1, descending=True).values / places.log2()).sum(-1).clamp(min=1e-9)
-    apart = lambda v: v.unsqueeze(-1) - v.unsqueeze(-2)  # noqa: E731
-    pairs = (apart(y) > 0) & valid.unsqueeze(-1) & valid.unsqueeze(-2)
-    weight = (apart(gain) / best[:, None, None] * apart(1 / places.log2())).abs() * pairs
-    return (nn.functional.softplus(-apart(s)) * weight).sum((-1, -2)).mean()
 
 
 def approx_ndcg(s: Tensor, y: Tensor, valid: Tensor) -> Tensor:
@@ -77,9 +58,10 @@ LOSSES = {
     "losses.ndcg": lambda s, y, v: losses.ndcg(s, y, gain="exponential", mask=v),
     "losses.ndcg, k=10": lambda s, y, v: losses.ndcg(s, y, 10, gain="exponential", mask=v),
     "losses.spearman": lambda s, y, v: losses.spearman(s, y, mask=v),
-    "ListNet": listnet,
+    "losses.listnet": lambda s, y, v: losses.listnet(s, y, mask=v),
+    "losses.lambda_loss": lambda s, y, v: losses.lambda_loss(s, y, gain="exponential", mask=v),
+    "losses.lambda_loss, lambdarank": lambda s, y, v: losses.lambda_loss(s, y, gain="exponential", scheme="lambdarank", mask=v),
     "ListMLE": listmle,
-    "LambdaLoss": lambdaloss,
     "ApproxNDCG": approx_ndcg,
     "ranks of torchsort": soft_rank_correlation,
     "squared error": lambda s, y, v: ((s - y).square() * v).sum() / v.sum(),

@@ -8,14 +8,11 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._dispatch import surely
+from fullgrad.losses._gains import GAINS, checked_relevance, gains_of
 from fullgrad.losses._rows import checked_rows, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
 from fullgrad.soft.order.methods import RankOrLapSum
-
-GAINS = ("linear", "exponential")
-# Gains from 2^-64 to 2^64 are summed as they are.
-_ORDINARY = 64
 
 
 def ndcg(
@@ -102,12 +99,9 @@ def ndcg(
     if k is not None:
         k = checks.positive_integer("ndcg", "k", k, 2**53)
     rows = checked_rows("ndcg", "scores", scores, "relevance", relevance, dim, reduction, mask, weight)
-    checks.no_negative_elements("ndcg", "relevance", rows.only(rows.y, 0), "; `mask=relevance >= 0` leaves elements out")
+    v = checked_relevance("ndcg", rows)
     r, softness_in_ranks = soft_ranks("ndcg", rows, softness, mode, method, standardize, descending=True)
-    v = rows.only(rows.y, 0).to(torch.promote_types(rows.y.dtype, r.dtype))
-    v = torch.where(v < 0, torch.nan, v)  # what could not be read without waiting
-    gains = (_linear_gains(v) if gain == "linear" else _exponential_gains(v)).to(r.dtype)
-    n = r.shape[-1]
+    gains, n = gains_of(v, gain).to(r.dtype), r.shape[-1]
     places = torch.arange(1, n + 1, dtype=r.dtype, device=r.device)
     parts, best = gains / torch.log1p(r), torch.sort(gains, -1, descending=True).values / torch.log1p(places)
     if k is not None and not surely(k >= n):
@@ -116,20 +110,6 @@ def ndcg(
     largest = best.sum(-1)
     losses = 1 - quotient(parts.sum(-1), largest, (largest == 0) & (rows.x == rows.x).all(-1))
     return rows.reduced(losses, reduction, floating(scores).dtype)
-
-
-def _linear_gains(v: Tensor) -> Tensor:
-    """The relevance; of the largest of the row, which changes no loss, where sums over- or underflow."""
-    largest = v.amax(-1, keepdim=True)
-    ordinary = (largest == 0) | ((largest > 2.0**-_ORDINARY) & (largest < 2.0**_ORDINARY))
-    return v / torch.where(ordinary, 1, largest)
-
-
-def _exponential_gains(v: Tensor) -> Tensor:
-    """:math:`2^v - 1`; times a power of 2 for the row, which changes no loss, where sums overflow."""
-    beyond = (v.amax(-1, keepdim=True) - _ORDINARY).clamp(min=0)
-    large = torch.exp2(v - beyond) - torch.exp2(-beyond)
-    return torch.where((v < 1) & (beyond == 0), torch.expm1(v * math.log(2)), large)  # a difference would lose the digits
 
 
 def _cut(r: Tensor, k: int, width: Any, count: Any, hard: bool) -> Tensor:

@@ -1,5 +1,6 @@
 """Rows of predictions with rows of targets: their arguments, their soft ranks, and how their losses are reduced."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.bits import digits, exponent, power_of_two
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.shards import rows_code
 from fullgrad._dispatch import at_least, has_shape, holds, perhaps, surely
 from fullgrad.soft._relaxation import Softness, checked_floating
 from fullgrad.soft.order._numbers import row_origin
@@ -55,6 +57,17 @@ class Rows(NamedTuple):
                 return spread.detach() if surely(n == 2) else spread
             n = torch.ones_like(self.x, dtype=torch.int32).sum(-1, keepdim=True)
         return torch.where(n == 2, spread.detach(), spread)
+
+    def losses(self, name: str, function: Callable[..., Tensor]) -> Tensor:
+        """``function(x, y)`` or ``function(x, y, valid)``, plain code that takes rows to numbers; NaN for a row with a NaN."""
+
+        def of_rows(x: Tensor, y: Tensor, *valid: Tensor) -> Tensor:
+            unknown = ((x != x) | (y != y)) & valid[0] if valid else (x != x) | (y != y)
+            return torch.where(unknown.any(-1), torch.nan, function(x, y, *valid)).unsqueeze(-1)
+
+        y = self.y.to(torch.promote_types(self.y.dtype, self.x.dtype))
+        args = (self.x, y) if self.valid is None else (self.x, y, self.valid)
+        return rows_code(name, of_rows, *args).squeeze(-1)
 
     def reduced(self, losses: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
         """The losses of rows times their weights, or their sum, or their mean with the weights; 0 for rows without an element."""

@@ -57,12 +57,16 @@ def normalize(x: Tensor, ord: float = 2, dim: Dim = -1) -> Tensor:
     def unit(x: Tensor) -> Tensor:
         (wide,) = to_opmath(x)
         if not x.ndim:
-            wide = wide.unsqueeze(0)
-        is_zero = (wide == 0).all(dims, keepdim=True)
-        # A constant factor that is a power of two changes neither the value nor the derivative. For zeros it is the largest one.
-        if not surely(wide.numel() == 0):
-            wide = torch.where(is_zero, 0, _in_unit(wide, ord, dims))
-        y = torch.where(is_zero, 0, wide / torch.where(is_zero, 1, Norm.apply(wide, ord, dims)))
-        return cast(y if x.ndim else y.squeeze(0), x.dtype)
+            return cast(unit_vectors(wide.unsqueeze(0), ord, dims).squeeze(0), x.dtype)
+        return cast(unit_vectors(wide, ord, dims), x.dtype)
 
     return along_rows("normalize", unit, x, dims)
+
+
+def unit_vectors(x: Tensor, ord: float, dims: tuple[int, ...]) -> Tensor:
+    """Vectors divided by their norms, 0 for vectors of zeros."""
+    is_zero = (x == 0).all(dims, keepdim=True)
+    # A constant factor that is a power of two changes neither the value nor the derivative. For zeros it is the largest one.
+    if not surely(x.numel() == 0):
+        x = torch.where(is_zero, 0, _in_unit(x, ord, dims))
+    return torch.where(is_zero, 0, x / torch.where(is_zero, 1, Norm.apply(x, ord, dims)))

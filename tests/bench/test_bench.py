@@ -165,6 +165,18 @@ def test_reports_mark_what_is_noisy_and_contradictory():
     assert "1 ratios (?)" in contradictory
 
 
+def test_times_that_spread_are_not_noisy_if_their_median_is_certain():
+    """Only a doubt of the ratio is marked: many calls of different times have a certain median."""
+    statement = Statement("pass", {})
+    comparison = Comparison(operator="f", what="forward", n=8, dtype="float32", ours=statement, rivals={"composite": statement})
+    marks = []
+    for doubt in (0.02, 0.2):
+        times = Times(1e-3, 1.1e-3, 0.4, doubt)
+        row = _report.as_dict(Result(comparison, times, {"composite": times}, {}))
+        marks.append((_report.ratio(row["rivals"]["composite"]["ratio"])[-1], len(list(_report.noise([row])))))
+    assert marks == [("0", 0), ("~", 1)]
+
+
 def test_the_pages_of_the_benchmarks_show_the_committed_runs():
     """The tables hold what the files in benchmarks/ hold; ``python benchmarks/page.py`` writes both."""
     spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")

@@ -93,7 +93,7 @@ def test_constant_rows_have_no_correlation(method):
     assert losses.spearman(torch.tensor(2.0), torch.tensor(1.0), reduction="none").shape == ()
 
 
-@pytest.mark.parametrize("function", [losses.spearman, losses.ndcg])
+@pytest.mark.parametrize("function", [losses.spearman, losses.ndcg, losses.listnet, losses.lambda_loss])
 def test_a_row_with_nan_is_nan(function):
     """In the prediction or in the target, also beside a constant row; other rows are not changed."""
     x, y = rows(5, 4), rows(5, 4, seed=1).abs()
@@ -219,9 +219,11 @@ def test_elements_that_fill_a_row():
 # --- both -------------------------------------------------------------------------------------------------------------
 
 BOTH = pytest.mark.parametrize("function", [losses.spearman, losses.ndcg])
+ALL = pytest.mark.parametrize("function", [losses.spearman, losses.ndcg, losses.listnet, losses.lambda_loss])
+ARGUMENTS = {losses.spearman: ("prediction", "target")}
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_dtypes(function, dtype):
     """Half precision is computed in float32; targets may have any dtype, integers too."""
@@ -238,7 +240,7 @@ def test_dtypes(function, dtype):
     assert function(y.long(), y).dtype == torch.get_default_dtype()
 
 
-@BOTH
+@ALL
 def test_per_sample(function):
     """Rows, samples, views and dimensions are the same."""
     x, y = rows(4, 6), rows(4, 6, seed=1).abs()
@@ -265,10 +267,10 @@ def test_the_target_gets_no_gradient_and_the_softness_does(function):
     torch.testing.assert_close(to_softness, by_difference.detach(), rtol=1e-5, atol=1e-8)
 
 
-@BOTH
+@ALL
 def test_errors_name_the_rule(function):
     """The name, the rule, and the value found."""
-    name, first, second = ("spearman", "prediction", "target") if function is losses.spearman else ("ndcg", "scores", "relevance")
+    name, (first, second) = function.__name__, ARGUMENTS.get(function, ("scores", "relevance"))
     x = torch.ones(2, 3)
     with raises(TypeError, f"{name}: `{first}` must be a tensor, got a value of type list"):
         function([1.0], x)
@@ -282,37 +284,49 @@ def test_errors_name_the_rule(function):
         function(x, x, dim=2)
     with raises(TypeError, f"{name}: `dim` must be an integer, got None"):
         function(x, x, dim=None)
-    with raises(ValueError, f"{name}: `softness` must be positive and finite, got 0"):
-        function(x, x, softness=0)
-    with raises(ValueError, f"{name}: `method` must be one of .*, got 'bubble'"):
-        function(x, x, method="bubble")
     with raises(ValueError, f"{name}: `reduction` must be one of 'none', 'mean', 'sum', got 'max'"):
         function(x, x, reduction="max")
     with raises(TypeError, f"{name}: `mask` must be a bool tensor, got dtype torch.float32"):
         function(x, x, mask=x)
     with raises(ValueError, rf"{name}: `mask` must have the shape \(2, 3\) of `{first}`, got \(3,\)"):
         function(x, x, mask=x[0] > 0)
-    with raises(ValueError, rf"{name}: `method` must be one of 'sigmoid', 'lapsum' with a `mask`, got 'neuralsort'"):
-        function(x, x, mask=x > 0, method="neuralsort")
     with raises(ValueError, rf"{name}: `weight` must broadcast to the shape \(2,\) of `{first}` without `dim`, got shape \(3,\)"):
         function(x, x, weight=x[0])
     with raises(ValueError, rf"{name}: `weight` must not be negative, got -1.0"):
         function(x, x, weight=-x[:, 0])
 
 
-def test_errors_of_ndcg():
-    """Its own arguments."""
+@BOTH
+def test_errors_of_soft_ranks(function):
+    """Their softness and method."""
+    name, x = function.__name__, torch.ones(2, 3)
+    with raises(ValueError, f"{name}: `softness` must be positive and finite, got 0"):
+        function(x, x, softness=0)
+    with raises(ValueError, f"{name}: `method` must be one of .*, got 'bubble'"):
+        function(x, x, method="bubble")
+    with raises(ValueError, rf"{name}: `method` must be one of 'sigmoid', 'lapsum' with a `mask`, got 'neuralsort'"):
+        function(x, x, mask=x > 0, method="neuralsort")
+
+
+def test_errors_of_gains():
+    """The arguments of losses of gains."""
     x = torch.ones(2, 3)
     with raises(ValueError, "ndcg: `k` must be a positive integer, got 0"):
         losses.ndcg(x, x, 0)
     with raises(ValueError, "ndcg: `gain` must be one of 'linear', 'exponential', got 'log'"):
         losses.ndcg(x, x, gain="log")
+    with raises(ValueError, "lambda_loss: `scheme` must be one of 'ndcg2', 'lambdarank', got 'ranknet'"):
+        losses.lambda_loss(x, x, scheme="ranknet")
     padded = torch.tensor([[2, 0, -1], [1, -1, -1]])
-    with raises(ValueError, "ndcg: `relevance` must not be negative, got -1 among its elements; `mask=relevance >= 0` leaves"):
-        losses.ndcg(x, padded)
-    assert losses.ndcg(x, padded, mask=padded >= 0).isfinite()
-    # Where elements cannot be read the row is NaN.
-    assert vmap(losses.ndcg)(x, torch.tensor([[2, 0, -1], [1, 0, 0]])).isnan().tolist() == [True, False]
+    for function in (losses.ndcg, losses.lambda_loss):
+        name = function.__name__
+        with raises(
+            ValueError, f"{name}: `relevance` must not be negative, got -1 among its elements; `mask=relevance >= 0` leaves"
+        ):
+            function(x, padded)
+        assert function(x, padded, mask=padded >= 0).isfinite()
+        # Where elements cannot be read the row is NaN.
+        assert vmap(function)(x, torch.tensor([[2, 0, -1], [1, 0, 0]])).isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("mode", ["smooth", "c0", "c1"])
@@ -518,7 +532,7 @@ def test_a_masked_row_is_the_row_without_the_others(function, options):
         close(function(x, y, mask=mask, **kind), found[1:].mean())
 
 
-@BOTH
+@ALL
 def test_masks_under_transforms(function):
     """A mask per sample, shared ones, along another dimension; second derivatives; a batch of empty rows is 0."""
     x, y, mask = lengths()
@@ -542,7 +556,7 @@ def test_masks_under_transforms(function):
     assert (leaf.grad == 0).all()
 
 
-@BOTH
+@ALL
 def test_weights_of_rows(function):
     """Each loss times its weight; the mean is that with the weights, from which empty rows are left out."""
     x, y, mask = lengths()
@@ -556,3 +570,81 @@ def test_weights_of_rows(function):
     close(g[1:], ((plain - mean) / weight[1:].sum())[1:].detach())
     close(function(x, y, mask=mask, weight=torch.tensor(2.0)), plain[1:].mean())
     assert function(x, y, mask=mask, weight=torch.zeros(6)) == 0
+
+
+# --- surrogates -------------------------------------------------------------------------------------------------------
+
+SURROGATES = pytest.mark.parametrize("function", [losses.listnet, losses.lambda_loss])
+
+
+def test_the_formula_of_listnet():
+    """The cross entropy of two softmaxes; least where scores are the relevance plus a number."""
+    x, y = rows(4, 6), with_ties(4, 6, seed=1).abs()
+    found = losses.listnet(x, y, reduction="none")
+    close(found, torch.nn.functional.cross_entropy(x, y.softmax(-1), reduction="none"))
+    close(grad(losses.listnet)(x, y), (x.softmax(-1) - y.softmax(-1)) / 4)
+    close(grad(losses.listnet)(y + 3, y), torch.zeros(4, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scheme", ["ndcg2", "lambdarank"])
+@pytest.mark.parametrize("gain", ["linear", "exponential"])
+def test_the_formula_of_lambda_loss(scheme, gain):
+    """Pair by pair, in Python's numbers: equal scores stand in the order of the row, and equal relevance makes no pair."""
+    x, y = with_ties(7), with_ties(7, seed=1).abs()
+    discount = lambda r: 1 / math.log2(1 + r)  # noqa: E731
+    gains = y.tolist() if gain == "linear" else [2**v - 1 for v in y.tolist()]
+    order = sorted(range(7), key=lambda i: -x[i].item())
+    total = 0.0
+    for i in range(7):
+        for j in range(7):
+            r, s = order.index(i) + 1, order.index(j) + 1
+            low, high = (abs(r - s), abs(r - s) + 1) if scheme == "ndcg2" else (r, s)
+            if y[i] > y[j]:
+                step = abs(discount(low) - discount(high)) * (gains[i] - gains[j])
+                total += step * math.log2(1 + math.exp(x[j].item() - x[i].item()))
+    total /= sum(g * discount(r) for r, g in enumerate(sorted(gains, reverse=True), 1))
+    close(losses.lambda_loss(x, y, gain=gain, scheme=scheme), torch.tensor(total, dtype=torch.float64))
+
+
+def test_lambdarank_weights_a_pair_by_its_change_of_ndcg():
+    """As the metric itself says, of a row in which the two have changed places."""
+    x, y = rows(7), with_ties(7, seed=1).abs()
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(7):
+        for j in range(7):
+            if y[i] > y[j]:
+                swapped = x.clone()
+                swapped[i], swapped[j] = x[j], x[i]
+                total += abs(exact(swapped, y) - exact(x, y)) * torch.log2(1 + torch.exp(x[j] - x[i]))
+    close(losses.lambda_loss(x, y, scheme="lambdarank"), total)
+
+
+@SURROGATES
+def test_a_masked_row_of_a_surrogate_is_the_row_without_the_others(function):
+    """Value and derivatives; numbers that are masked may be anything, and a row without an element has the loss 0."""
+    x, y, mask = lengths()
+    x, y = torch.where(mask, x, NAN), torch.where(mask, y, -1.0)
+    found = function(x, y, mask=mask, reduction="none")
+    g = grad(lambda x: function(x, y, mask=mask, reduction="sum"))(x)
+    assert found[0] == 0
+    assert (g[~mask] == 0).all()
+    for i in range(1, 6):
+        a, b = x[i][mask[i]], y[i][mask[i]]
+        close(found[i], function(a, b))
+        close(g[i][mask[i]], grad(function)(a, b))
+
+
+def test_infinite_scores_of_surrogates():
+    """Minus infinity is the last place: without relevance it costs nothing, and its gradient is finite."""
+    x, y = torch.tensor([1.0, -INF, 0.0], dtype=torch.float64), torch.tensor([2, 0, 1])
+    assert grad(losses.lambda_loss)(x, y).isfinite().all()
+    close(losses.listnet(x, y.double().masked_fill(y == 0, -INF)), losses.listnet(x[[0, 2]], y[[0, 2]]))
+
+
+@pytest.mark.parametrize("scheme", ["ndcg2", "lambdarank"])
+def test_weights_of_far_places_keep_their_digits(scheme):
+    """In float32 a row of 3,000 elements has the gradient of float64: neighboring discounts differ in their last digits."""
+    x, y = rows(3000), with_ties(3000, seed=1).abs()
+    expected = grad(losses.lambda_loss)(x.float().double(), y, scheme=scheme)
+    found = grad(losses.lambda_loss)(x.float(), y.float(), scheme=scheme)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6 * expected.abs().max().item())

@@ -35,8 +35,8 @@ def clock(device: str) -> Callable[[], float]:
 # Seconds that a statement runs before the next has its turn.
 BLOCK = 1e-3
 
-# torch.utils.benchmark warns beyond the same spread.
-SPREAD_LIMIT = 0.1
+# A ratio whose error is beyond this part of it is marked. Times that spread say nothing yet: their median may be certain.
+DOUBT_LIMIT = 0.1
 
 # A single impossibly short time makes a minimum worthless (a third of the true time was seen once in over 100,000 blocks,
 # cause unknown). No time is dropped: ratios that differ by more than this factor give no verdict, and the table marks them.
@@ -69,11 +69,6 @@ class Ratio:
     of_medians: float
     spread: float
     doubt: float
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the times vary beyond the limit."""
-        return self.spread > SPREAD_LIMIT
 
     @property
     def contradictory(self) -> bool:

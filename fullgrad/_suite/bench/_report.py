@@ -12,7 +12,7 @@ import torch
 import fullgrad
 from fullgrad._dispatch import DISPATCH
 from fullgrad._suite.bench._comparison import COMPOSITE, FLOOR, PEER, PLAIN, Result
-from fullgrad._suite.bench._measure import AGREEMENT_LIMIT, SPREAD_LIMIT
+from fullgrad._suite.bench._measure import AGREEMENT_LIMIT, DOUBT_LIMIT
 
 RIVALS = (PLAIN, COMPOSITE, PEER, FLOOR)
 VERDICTS = {True: "yes", False: "no", None: "unclear"}
@@ -106,11 +106,11 @@ def markdown(table: Iterator[list[str]]) -> str:
 def noise(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Warnings for the reader about noisy times."""
     ratios = [v["ratio"] for r in rows for v in r.get("rivals", {}).values()]
-    noisy = sum(r["spread"] > SPREAD_LIMIT for r in ratios)
+    noisy = sum(r["doubt"] > DOUBT_LIMIT for r in ratios)
     if noisy:
         yield (
-            f"Noisy: in {noisy} of {len(ratios)} ratios (~) the interquartile range of the times is beyond {SPREAD_LIMIT:.0%} "
-            "of the median. The verdicts allow for it; run again when nothing else runs."
+            f"Noisy: {noisy} of {len(ratios)} ratios of medians (~) may be wrong by more than {DOUBT_LIMIT:.0%}, as the times of "
+            "some calls differ. The verdicts allow for it; `--seconds` measures longer."
         )
     contradictory = sum(r["contradictory"] for r in ratios)
     if contradictory:
@@ -130,7 +130,7 @@ def seconds(value: float) -> str:
 
 def ratio(r: dict[str, Any]) -> str:
     """The ratios of minima and of medians, marked if they are noisy or contradict each other."""
-    mark = "?" if r["contradictory"] else "~" if r["spread"] > SPREAD_LIMIT else ""
+    mark = "?" if r["contradictory"] else "~" if r["doubt"] > DOUBT_LIMIT else ""
     digits = ".2f" if r["of_minima"] >= 0.1 else ".2g"
     return f"{r['of_minima']:{digits}} / {r['of_medians']:{digits}}{mark}"
 

@@ -85,6 +85,27 @@ def _masked_ndcg(x: Tensor) -> Tensor:
     return _weighted_mean(1 - (gains * _discount(r, 1, width)).sum(-1) / _best(gains, 1, width))
 
 
+def _masked_listnet(x: Tensor) -> Tensor:
+    share = torch.softmax(_order(x)[..., :-1].to(x.dtype), -1)
+    return _weighted_mean(-(share * torch.log_softmax(x[..., :-1], -1)).sum(-1))
+
+
+def _lambda_loss(x: Tensor, scheme: str, places: int | None = None) -> Tensor:
+    """The sum over pairs whose later element is more relevant, one pair after the other."""
+    x = x[..., :places]
+    y, place = _order(x), torch.sort(-x.detach(), dim=-1, stable=True).indices.argsort(-1) + 1
+    loss = torch.zeros_like(x[..., 0])
+    for i in range(x.shape[-1]):
+        for j in [j for j in range(x.shape[-1]) if j != i]:
+            r, s = place[..., i], place[..., j]
+            apart = (r - s).abs()
+            low, high = (apart, apart + 1) if scheme == "ndcg2" else (r, s)
+            change = (1 / torch.log2(1 + low.double()) - 1 / torch.log2(1 + high.double())).abs().to(x.dtype)
+            part = change * torch.nn.functional.softplus(x[..., j] - x[..., i]) / math.log(2)
+            loss = loss + torch.where(y[..., i] > y[..., j], part, 0)
+    return loss / sum([1 / math.log2(2 + i) for i in range(x.shape[-1] - 2)])
+
+
 CASES: list[Case] = [
     Case(
         name="losses.spearman",
@@ -125,6 +146,39 @@ CASES: list[Case] = [
         operator=lambda x: _masked(losses.ndcg, x, 1),
         inputs=(X,),
         surrogate=_masked_ndcg,
+        max_saved_bytes=None,
+        elementwise=False,
+        of="tensors",
+        long=True,
+    ),
+    Case(
+        name="losses.listnet",
+        covers=("losses.listnet",),
+        operator=lambda x: _masked(losses.listnet, x),
+        inputs=(X,),
+        surrogate=_masked_listnet,
+        max_saved_bytes=None,
+        elementwise=False,
+        of="tensors",
+        long=True,
+    ),
+    Case(
+        name="losses.lambda_loss",
+        covers=("losses.lambda_loss",),
+        operator=lambda x: losses.lambda_loss(x, _order(x)),
+        inputs=(X,),
+        surrogate=lambda x: _lambda_loss(x, "ndcg2").mean(),
+        max_saved_bytes=None,
+        elementwise=False,
+        of="tensors",
+        long=True,
+    ),
+    Case(
+        name="losses.lambda_loss.masked",
+        covers=("losses.lambda_loss",),
+        operator=lambda x: _masked(lambda *args, **options: losses.lambda_loss(*args, scheme="lambdarank", **options), x),
+        inputs=(X,),
+        surrogate=lambda x: _weighted_mean(_lambda_loss(x, "lambdarank", -1)),
         max_saved_bytes=None,
         elementwise=False,
         of="tensors",

@@ -19,6 +19,7 @@ from fullgrad.soft.simplex._topk_mask_st import TopKMaskST
 X = numbers(2, 4, scale=0.7, seed=3)
 ABOVE_1 = torch.tensor([[0.3], [0.7]], dtype=torch.float64)  # of the exponent, positive in the samples of a batch too
 K = torch.tensor([[1.3], [2.0]], dtype=torch.float64)
+RADIUS = torch.tensor([[0.4], [1.7]], dtype=torch.float64)
 SOFTNESS = torch.tensor(0.4, dtype=torch.float64)
 TARGET = torch.softmax(numbers(2, 4, seed=5), -1)
 
@@ -84,6 +85,18 @@ def _capped(x: Tensor, k: Any, softness: Any, mode: str) -> Tensor:
 
 def _mask(x: Tensor, k: int) -> Tensor:
     return torch.zeros_like(x).scatter(-1, x.topk(k, -1).indices, 1.0)
+
+
+def _euclidean_ball(x: Tensor, radius: Any) -> Tensor:
+    return x * torch.clamp(radius / (x * x).sum(-1, keepdim=True).sqrt(), max=1)
+
+
+def _ball_of_sums(x: Tensor, radius: Any) -> Tensor:
+    """By the sorted row, whose first elements are the support."""
+    size, places = x.abs().sort(-1, descending=True).values, torch.arange(1, x.shape[-1] + 1, device=x.device)
+    thresholds = (size.cumsum(-1) - radius) / places
+    count = (size > thresholds).sum(-1, keepdim=True)
+    return torch.sign(x) * torch.clamp(x.abs() - torch.clamp(thresholds.gather(-1, count - 1), min=0), min=0)
 
 
 def _tsallis(p: Tensor, alpha: Any) -> Tensor:
@@ -166,6 +179,24 @@ CASES: list[Case] = [
         )
         for mode in _VARIANTS
     ],
+    _case("soft.proj_ball", soft.proj_ball, (X, RADIUS), _euclidean_ball, max_saved_bytes=None),
+    _case(
+        "soft.proj_ball",
+        lambda x, r: soft.proj_ball(x, r, ord=1),
+        (X, RADIUS),
+        _ball_of_sums,
+        "of sums",
+        max_saved_bytes=None,
+    ),
+    _case(
+        "soft.proj_ball",
+        lambda x, r: soft.proj_ball(x, r, ord=torch.inf),
+        (X, RADIUS),
+        lambda x, r: torch.minimum(torch.maximum(x, -r), r),
+        "of the largest",
+        max_saved_bytes=None,
+        long=True,
+    ),
     _case(
         "topk_mask_st",
         lambda x, s: fullgrad.topk_mask_st(x, 2, softness=s),

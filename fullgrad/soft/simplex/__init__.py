@@ -1,5 +1,6 @@
 """Distributions on the simplex and on its slices: sparse softmaxes, soft subsets, and their losses."""
 
+from fullgrad.soft.simplex._ball import proj_ball
 from fullgrad.soft.simplex._capped_simplex import proj_capped_simplex
 from fullgrad.soft.simplex._entmax import entmax
 from fullgrad.soft.simplex._entmax_loss import entmax_loss
@@ -14,6 +15,7 @@ __all__ = [
     "entmax_loss",
     "normmax",
     "normmax_loss",
+    "proj_ball",
     "proj_capped_simplex",
     "sparsemax",
     "subset_marginals",

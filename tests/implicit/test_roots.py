@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fullgrad import implicit
 from fullgrad._suite.cases.implicit import CASES
-from fullgrad.implicit import _equation, _linear
+from fullgrad.implicit import _linear_algorithms, _linear_solve
 from tests.functions.transforms import NAMES, X, derivative
 from tests.operators import transforms_leave_inference_mode
 
@@ -323,7 +323,7 @@ def test_float32_has_the_stated_accuracy():
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
-@pytest.mark.parametrize("method", _equation.METHODS)
+@pytest.mark.parametrize("method", ["dense", "cg", "normal_cg", "gmres"])
 def test_any_unit(method, scale):
     """A problem in other units has its solution in other units, without a warning."""
     a = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=F64)
@@ -380,7 +380,7 @@ def test_second_derivatives_of_a_cheaper_derivative_are_its_own():
 def test_one_factorization_serves_all_derivatives_of_a_call(monkeypatch):
     """A gradient, its derivative and a tangent of one call make the Jacobian and its factors once."""
     made = []
-    monkeypatch.setattr(_equation, "LU", lambda m: made.append(m) or _linear.LU(m))
+    monkeypatch.setattr(_linear_solve, "LU", lambda m: made.append(m) or _linear_algorithms.LU(m))
     ours = equilibrium()
     x = X[0].clone().requires_grad_()
     y = ours(x)

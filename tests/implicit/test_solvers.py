@@ -9,7 +9,7 @@ import torch
 from torch.func import jvp, vjp, vmap
 
 from fullgrad import implicit
-from fullgrad.implicit._linear import LU, norm, normal_cg
+from fullgrad.implicit._linear_algorithms import LU, norm, normal_cg
 
 F64 = torch.float64
 

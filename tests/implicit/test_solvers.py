@@ -101,13 +101,6 @@ def test_newton(name):
     assert (f(found).abs() <= 1e-10 * f(start).abs().max()).all()
 
 
-def test_newton_in_inference_mode():
-    """The Jacobian is that outside."""
-    with torch.inference_mode():
-        found = implicit.newton(lambda z: z**3 + z - 10, torch.ones(2, dtype=F64))
-    torch.testing.assert_close(found, torch.full((2,), 2.0, dtype=F64))
-
-
 def test_newton_of_a_batch():
     """In vmap each sample stops by itself, also where it has no root or is NaN."""
     x = torch.tensor([1.0, 1e8, torch.nan, 2.0], dtype=F64)

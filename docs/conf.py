@@ -53,7 +53,7 @@ nitpick_ignore += [("py:class", f"torch.{name}") for name in ("autograd.function
 nitpick_ignore += [("py:class", "types.ModuleType")]
 # Types of decorated functions: their parameters, their result, and classes without a page.
 nitpick_ignore += [("py:class", name) for name in ("P", "R", "fullgrad._engine.operator.P", "fullgrad._engine.operator.R")]
-nitpick_ignore += [("py:class", f"fullgrad.functions._custom.Custom{name}") for name in ("Gradient", "JVP", "VJP")]
+nitpick_ignore += [("py:class", f"fullgrad.functions._custom_{name.lower()}.Custom{name}") for name in ("Gradient", "JVP", "VJP")]
 
 # --- Docstrings ---
 autodoc_member_order = "bysource"

@@ -54,6 +54,19 @@ def function(name: str, argument: str, value: Any) -> None:
         raise TypeError(f"{name}: `{argument}` must be a function, got {_type(value)}.")
 
 
+def callables(name: str, **values: Any) -> None:
+    """Functions or other objects that are called, such as modules."""
+    for argument, value in values.items():
+        if not callable(value):
+            raise TypeError(f"{name}: `{argument}` must be callable, got {_type(value)}.")
+
+
+def like(name: str, value: Any) -> None:
+    """A function that returns empty tensors, or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}: `like` must be callable or None, got {_type(value)}.")
+
+
 def choice(name: str, argument: str, value: Any, choices: Iterable[str | None]) -> None:
     """One of several strings."""
     if not isinstance(value, str) or value not in choices:

@@ -10,12 +10,12 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
 from fullgrad._engine.call import Result
+from fullgrad._engine.changes import Surroundings
 from fullgrad._engine.closure import CAPTURED_BY_CODE, Closure
-from fullgrad._engine.held import frozen
+from fullgrad._engine.copies import frozen
+from fullgrad._engine.differentiated import is_differentiated
 from fullgrad._engine.node import value_alone
 from fullgrad._engine.opaque import opaque_values
-from fullgrad._engine.rule import is_differentiated
-from fullgrad._engine.surroundings import Surroundings
 from fullgrad._engine.values import METHODS, values_of
 from fullgrad._engine.watching import seen
 

@@ -22,11 +22,12 @@ from fullgrad._dispatch import (
     transforms_active,
 )
 from fullgrad._engine.call import tensors_of
-from fullgrad._engine.held import Place, frozen, generators_in, has_compiled_code, held, held_in, is_globals, places, substituted
+from fullgrad._engine.changes import Surroundings, changed, exchanged, in_graph, versions_of
+from fullgrad._engine.copies import frozen, substituted
+from fullgrad._engine.differentiated import is_differentiated, leaves_of
+from fullgrad._engine.held import Place, generators_in, has_compiled_code, held, held_in, is_globals, places
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.replay import Replay
-from fullgrad._engine.rule import is_differentiated, leaves_of
-from fullgrad._engine.surroundings import Surroundings, changed, exchanged, in_graph, versions_of
 from fullgrad._engine.watching import Watch, is_watched, seen, watching
 
 # Errors about captured tensors: of rules, and of code without derivatives. The others stand where they are raised, below.
@@ -51,7 +52,7 @@ def captured(name: str, objects: Sequence[Any] = ()) -> str:
 
 
 class Captures:
-    """What code does with tensors that it was not given."""
+    """The tensors that code uses and was not given: what a mode finds, which asks by `met`."""
 
     name: str
     functions: tuple[Any, ...]
@@ -77,11 +78,11 @@ class Captures:
         return self.noted(tensor) if matters else self.constant(tensor)
 
     def noted(self, tensor: Tensor) -> Tensor:
-        """What code gets for a tensor that needs a derivative or belongs to a transform."""
+        """The value that code gets of a tensor that needs a derivative or belongs to a transform."""
         return tensor  # whose derivative the result shows, or its level
 
     def constant(self, tensor: Tensor) -> Tensor:
-        """What code gets for another tensor."""
+        """The value that code gets of another tensor."""
         if is_compiling() and has_data(innermost(tensor)):
             raise NotImplementedError(
                 f"{self.name} uses a tensor of shape {tuple(tensor.shape)} that is none of its arguments, which compiled code "
@@ -277,9 +278,9 @@ class Closure(Captures):
 
 
 class Captured:
-    """What a call has captured: the noted tensors by weak references, the modules with the states and modes that they had, the
-    versions of constants, the draws and the precision. A derivative of any order calls functions `again`, with other tensors in
-    the places of those that were noted, and refuses what has changed.
+    """The captures of a call that is over: the noted tensors by weak references, the modules with the states and modes that they
+    had, the versions of constants, the draws and the precision. A derivative of any order calls functions `again`, with other
+    tensors in the places of those that were noted, and refuses what has changed.
     """
 
     def __init__(

@@ -6,8 +6,8 @@ Compiled code takes an operator made of functions as it is, and would not see th
 from typing import Any
 
 from fullgrad._dispatch import guard_on, has_data, innermost, is_compiling
+from fullgrad._engine.changes import in_graph
 from fullgrad._engine.held import content, held, places
-from fullgrad._engine.surroundings import in_graph
 
 _NUMBERS = (int, float, complex, str, type(None))
 _MOST = 64  # elements of an array at which a guard looks

@@ -9,12 +9,14 @@ Both are equal up to rounding: that of the result, or in float64, where terms ma
 the change of the result where the elements of :math:`h` change in their last digit: code that is not linear changes as little.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._dispatch import below_transforms, innermost, vjp
+from fullgrad._engine.differentiated import is_floating
 from fullgrad._engine.random_states import same_draws
 
 _Function = Callable[..., Sequence[Tensor]]
@@ -74,6 +76,18 @@ def _noise(function: _Function, h: Sequence[Tensor], value: Sequence[Tensor]) ->
     return most
 
 
+def random_like(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random numbers of a shape, whose symbolic sizes have a hint; zeros of a dtype without derivatives."""
+    sizes = [getattr(getattr(n, "node", None), "hint", n) for n in shape]
+    return (torch.randn if is_floating(dtype) else torch.zeros)(sizes, dtype=dtype, device=device)
+
+
+def kinds_of(constants: Iterable[Any]) -> tuple[Any, ...]:
+    """The key of a verdict: the type of each constant, and numbers by value; no other object is kept alive."""
+    return tuple([(type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in constants])
+
+
+_BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _WIDER = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,

@@ -26,12 +26,12 @@ from fullgrad._dispatch import (
     usual_keys,
     without_modes,
 )
+from fullgrad._engine.batch import Batch, in_front
 from fullgrad._engine.call import Result
+from fullgrad._engine.changes import CHANGED, versions_of
 from fullgrad._engine.closure import Closure, Refusing
+from fullgrad._engine.differentiated import leaves_of
 from fullgrad._engine.opaque_node import as_node
-from fullgrad._engine.random_states import DrawsOfSamples
-from fullgrad._engine.rule import leaves_of
-from fullgrad._engine.surroundings import CHANGED, versions_of
 from fullgrad._engine.watching import shown, unwatched
 
 Tensors = Sequence[Tensor]
@@ -107,7 +107,7 @@ class _Code:
         return own
 
     def innermost(self) -> "_Code":
-        """The code of one sample."""
+        """The code itself, which is of one sample."""
         return self
 
     def like(self, tensors: Tensors) -> list[Tensor]:
@@ -122,49 +122,6 @@ class _Code:
         return self.structure
 
 
-class _Batch:
-    """Code for each sample of a batch, or for all of them at once, the batch of the results in front."""
-
-    def __init__(self, inner: "_Code | _Batch", dims: Sequence[int | None], randomness: str) -> None:
-        self.inner, self.method, self.dims, self.randomness = inner, inner.method, dims, randomness
-
-    def innermost(self) -> _Code:
-        return self.inner.innermost()
-
-    def size(self, tensors: Tensors, leading: int = 0) -> int:
-        """The size of the batch, which in a graph may change from call to call."""
-        return next(t.shape[d + leading if d >= 0 else d] for t, d in zip(tensors, self.dims, strict=True) if d is not None)
-
-    def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
-        size = self.size(tensors, leading)
-        if self.method == "broadcast":
-            pairs = zip(tensors, self.dims, strict=True)
-            # The batch comes behind those of outer batches.
-            return self.inner.run([in_front(t, d, size, leading) for t, d in pairs], leading + 1)
-        if not size:
-            return self.like(tensors)
-        draws, samples = DrawsOfSamples(self.randomness), []
-        for i in range(size):
-            draws.begin()
-            sample = [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
-            samples.append([y.clone() for y in self.inner.run(sample)])  # as code may return one buffer for each sample
-            if draws.are_refused(more_follow=i < size - 1):
-                raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
-        return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]
-
-    def like(self, tensors: Tensors) -> list[Tensor]:
-        dims = [None if d is None else d % t.ndim for t, d in zip(tensors, self.dims, strict=True)]
-        sample = [t if d is None else t.new_empty([*t.shape[:d], *t.shape[d + 1 :]]) for t, d in zip(tensors, dims, strict=True)]
-        return [y.new_empty([self.size(tensors), *y.shape]) for y in self.inner.like(sample)]
-
-
-def in_front(tensor: Tensor, dim: int | None, size: int, leading: int) -> Tensor:
-    """A tensor with its batch behind some leading dimensions, which ``dim`` does not count."""
-    if dim is None:
-        return tensor.unsqueeze(leading).expand(*tensor.shape[:leading], size, *tensor.shape[leading:])
-    return tensor.movedim(dim % (tensor.ndim - leading) + leading, leading)
-
-
 def _of_batched_gradients(code: _Code, tensors: Tensors) -> list[Tensor]:
     """The results for a backward that torch's legacy vmap batches, as by `is_grads_batched`."""
     pairs = [unwrap_legacy_batched(t, 0) for t in tensors]
@@ -172,7 +129,7 @@ def _of_batched_gradients(code: _Code, tensors: Tensors) -> list[Tensor]:
         plain = [t.detach() for t, _ in pairs]
         if not any(count for _, count in pairs):
             return list(Opaque.apply(code, *plain))
-        batch = _Batch(code, [0 if count else None for _, count in pairs], "different")
+        batch = Batch(code, [0 if count else None for _, count in pairs], "different")
         results = Opaque.apply(batch, *plain)
     return [add_legacy_dim(y) for y in results]
 
@@ -180,7 +137,7 @@ def _of_batched_gradients(code: _Code, tensors: Tensors) -> list[Tensor]:
 class Opaque(Function):
     """The operator of `opaque_values`. It has no derivative: its inputs are detached."""
 
-    constant_types: ClassVar[tuple[type, ...]] = (_Code, _Batch)
+    constant_types: ClassVar[tuple[type, ...]] = (_Code, Batch)
     runs_code = True
 
     @staticmethod
@@ -201,4 +158,4 @@ class Opaque(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], code: Any, *tensors: Tensor) -> tuple[tuple[Tensor, ...], int]:
-        return Opaque.apply(_Batch(code, in_dims[1:], info.randomness), *tensors), 0
+        return Opaque.apply(Batch(code, in_dims[1:], info.randomness), *tensors), 0

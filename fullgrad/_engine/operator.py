@@ -10,13 +10,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
-from fullgrad._dispatch import (
-    STAYS_IN_INFERENCE_MODE,
-    is_exporting,
-    overrides_in,
-    pytree,
-    refuse_lost_derivatives,
-)
+from fullgrad._core import checks
+from fullgrad._dispatch import STAYS_IN_INFERENCE_MODE, is_exporting, overrides_in, pytree, refuse_lost_derivatives
 from fullgrad._engine.node import run_as_node, with_nothing
 
 P = ParamSpec("P")
@@ -40,12 +35,10 @@ class Made(Generic[P, R]):
         pytree.register_constant(cls)
 
     def __init__(self, kind: str, f: Callable[P, R]) -> None:
-        if not callable(f):
-            raise TypeError(f"{kind}: `f` must be callable, got a value of type {type(f).__name__}.")
+        checks.callables(kind, f=f)
         functools.update_wrapper(self, f, updated=("__dict__",) if isinstance(f, FunctionType) else ())
         self.function: Callable[..., Any] = f
-        self.name = getattr(f, "__name__", type(f).__name__)
-        self.label = f"{kind}: {self.name}"
+        self.name, self.label = name_of(f), label_of(kind, f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not is_dynamo_compiling():
@@ -104,6 +97,16 @@ class Made(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.name}>"
+
+
+def name_of(f: Any) -> str:
+    """The name of a function, or of the class of an object."""
+    return getattr(f, "__name__", type(f).__name__)
+
+
+def label_of(kind: str, f: Any) -> str:
+    """An operator of a function in messages."""
+    return f"{kind}: {name_of(f)}"
 
 
 def _own_name(function: Any) -> str | None:

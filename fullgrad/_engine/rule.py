@@ -13,20 +13,10 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.function import Function, alias
-from fullgrad._core.recomputed import pullback
-from fullgrad._dispatch import (
-    are_differentiated,
-    forward_mode_is_on,
-    has_shape,
-    in_legacy_vmap,
-    innermost,
-    is_alias_of,
-    is_tracing,
-    outside_saved_tensor_hooks,
-    transforms_active,
-)
-from fullgrad._engine.call import Call
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._dispatch import innermost, is_alias_of, is_tracing
+from fullgrad._engine.batch import vmap_with_nones
+from fullgrad._engine.changes import Surroundings
+from fullgrad._engine.differentiated import is_floating, may_differ
 from fullgrad._engine.watching import shown
 
 Maybe = Sequence[Tensor | None]
@@ -144,152 +134,11 @@ class _Batched:
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         n = len(inputs)
-        grads = self._over(
-            lambda *all: self.inner.pull(all[:n], all[n:], needs), [*inputs, *cotangents], [*self.in_dims, *[0] * len(cotangents)]
-        )
+        pull, dims = lambda *all: self.inner.pull(all[:n], all[n:], needs), [*self.in_dims, *[0] * len(cotangents)]
+        grads = vmap_with_nones(pull, [*inputs, *cotangents], dims, self.size, self.randomness)
         return [g if g is None else g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(grads, self.in_dims, strict=True)]
 
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
         n, sample = len(inputs), [(shape[1:], dtype, device) for shape, dtype, device in like]
-        pushed: Any = self._over(
-            lambda *all: self.inner.push(all[:n], all[n:], sample), [*inputs, *tangents], [*self.in_dims, *self.in_dims]
-        )
-        return pushed
-
-    def _over(self, function: Callable[..., Maybe], tensors: Maybe, dims: Sequence[int | None]) -> list[Tensor | None]:
-        where: list[bool] = []
-
-        def without_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
-            results = function(*args)
-            where[:] = [r is not None for r in results]
-            return tuple([r for r in results if r is not None])
-
-        # torch.vmap wants a batched argument, which a function that draws need not have.
-        in_dims = (0, *[None if t is None else d for t, d in zip(tensors, dims, strict=True)])
-        mapped = torch.func.vmap(without_nones, in_dims, randomness=self.randomness)
-        results = iter(mapped(torch.empty(self.size), *tensors))
-        return [next(results) if there else None for there in where]
-
-
-def by_reference(reference: Callable[..., Sequence[Tensor]]) -> Rule:
-    """The derivative of a function of the inputs, which is plain differentiable code."""
-    return _rule(reference, lambda function, tensors: function(*tensors))
-
-
-def recomputed(reference: Callable[..., Sequence[Tensor]]) -> Rule:
-    """`by_reference` where each derivative is itself such an operator, which keeps its inputs alone.
-
-    Else a derivative keeps what it computes wherever it might be differentiated again, as torch.func lets any gradient be.
-    """
-    return _rule(reference, kept_alone)
-
-
-def _rule(reference: Callable[..., Sequence[Tensor]], run: Callable[..., Sequence[Tensor]]) -> Rule:
-    """The derivative of a function of the inputs; ``run(function, tensors)`` calls what computes it."""
-
-    def floating(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple([y for y in reference(*inputs) if may_differ(y)])
-
-    def pull(inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
-        where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
-        back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
-        return scattered(n, where, run(back, [*inputs, *[g for g in cotangents if may_differ(g)]]))
-
-    def push(inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
-        where, n = tuple([i for i, t in enumerate(tangents) if t is not None]), len(inputs)
-        back = lambda *all: transpose(floating, all[:n], where)(*all[n:])  # noqa: E731
-        pushed = lambda *all: transposed(back, all[:n], like)(*all[n:])  # noqa: E731
-        return run(pushed, [*inputs, *[t for t in tangents if t is not None]])
-
-    return Rule(pull, push)
-
-
-def kept_alone(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """``function(*tensors)``, whose graph holds the tensors alone."""
-    if in_legacy_vmap():
-        return function(*tensors)
-    is_last = not is_differentiated(tensors)
-    with contextlib.nullcontext() if is_dynamo_compiling() else outside_saved_tensor_hooks():  # nothing that it saves is kept
-        values = function(*(tensors if is_last else [t.detach() for t in tensors]))
-    return values if is_last else declared(recomputed(function), values, tensors)
-
-
-def transpose(
-    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], where: tuple[int, ...]
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The function that pulls cotangents of the results back to the inputs at ``where``, itself differentiable."""
-    pull = pullback(lambda *all: tuple(function(*all)), inputs, where)
-    return lambda *cotangents: pull(cotangents)
-
-
-def transposed(
-    linear: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], like: Sequence[Any]
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The transpose of ``linear(*inputs, *v)``, which is linear in ``v``, tensors like those that ``like`` describes.
-
-    It is the derivative by ``v``, at a ``v`` that is not special: not at 0, which a function may leave out.
-    """
-    v = [torch.full(shape, 0.7, dtype=dtype, device=device) for shape, dtype, device in like if is_floating(dtype)]
-    return transpose(linear, [*inputs, *v], tuple(range(len(inputs), len(inputs) + len(v))))
-
-
-def scattered(count: int, where: tuple[int, ...], values: Sequence[Tensor]) -> list[Tensor | None]:
-    """A list of ``count`` entries with values at ``where``, and None elsewhere."""
-    found: list[Tensor | None] = [None] * count
-    for i, v in zip(where, values, strict=True):
-        found[i] = v
-    return found
-
-
-def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> Tensor:
-    """The tensor, if it has a shape and a dtype."""
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{label} must be a tensor, or None for 0, got a value of type {type(t).__name__}.")
-    if not has_shape(t.shape, shape):
-        raise ValueError(f"{label} must have the shape of its {of}, {tuple(shape)}, got {tuple(t.shape)}.")
-    if t.dtype != dtype:
-        raise TypeError(f"{label} must have the dtype of its {of}, {dtype}, got {t.dtype}.")
-    return t
-
-
-def gradients_of(rule: str, label: str, call: Call, wanted: Sequence[int], grads: Any) -> list[Any]:
-    """The gradients that a rule returned, one or None for each tensor of a call; the tuple has the wanted arguments."""
-    if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
-        raise TypeError(
-            f"{rule} must return a tuple with a gradient, or None, for each of the {len(wanted)} arguments, got a value of type "
-            f"{type(grads).__name__}" + (f" of {len(grads)}." if isinstance(grads, (tuple, list)) else ".")
-        )
-    given = dict(zip(wanted, grads, strict=True))
-    parts = [part.flattened(given.get(i), f"{label}: the gradient of argument {i}") for i, part in enumerate(call.parts)]
-    return [g for part in parts for g in part]
-
-
-def is_floating(dtype: torch.dtype) -> bool:
-    """Whether a dtype has derivatives."""
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def may_differ(tensor: Tensor) -> bool:
-    """Whether a tensor may have a derivative."""
-    return is_floating(tensor.dtype)
-
-
-def is_differentiated(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of some tensors requires a gradient or has a tangent, at any level."""
-    # Compiled autograd lets Dynamo trace a backward, in which torch's state cannot be asked.
-    if not is_dynamo_compiling() and (transforms_active() or forward_mode_is_on() or is_tracing()):
-        return any(are_differentiated(tensors))
-    return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])  # noqa: C419  # on the hot path
-
-
-def leaves_of(tensors: Sequence[Tensor]) -> set[int]:
-    """The identities of the leaf tensors of graphs."""
-    found, seen, stack = set(), set(), [t.grad_fn for t in tensors]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        found.add(id(getattr(node, "variable", None)))
-        stack += [next_node for next_node, _ in node.next_functions]
-    return (found | {id(t) for t in tensors if t.is_leaf and t.requires_grad}) - {id(None)}
+        push, dims = lambda *all: self.inner.push(all[:n], all[n:], sample), [*self.in_dims, *self.in_dims]
+        return vmap_with_nones(push, [*inputs, *tangents], dims, self.size, self.randomness)  # pyright: ignore[reportReturnType]

@@ -19,10 +19,10 @@ from fullgrad._dispatch import (
     with_memory,
 )
 from fullgrad._engine.call import Result, tensors_of
+from fullgrad._engine.changes import CHANGED, versions_of
 from fullgrad._engine.closure import Closure, Refusing
+from fullgrad._engine.differentiated import is_differentiated, leaves_of
 from fullgrad._engine.opaque import Function_, Tensors, opaque_values
-from fullgrad._engine.rule import is_differentiated, leaves_of
-from fullgrad._engine.surroundings import CHANGED, versions_of
 
 METHODS = ("map", "sequential", "broadcast")
 

@@ -12,14 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from fullgrad._dispatch import (
-    are_differentiated,
-    current_level,
-    is_computed_since,
-    level_of,
-    sequence_number,
-    transforms_active,
-)
+from fullgrad._dispatch import are_differentiated, current_level, is_computed_since, level_of, sequence_number, transforms_active
 
 
 class _Watching(threading.local):

@@ -29,13 +29,13 @@ from fullgrad._dispatch import (
 )
 from fullgrad._engine.guard import guard
 from fullgrad.adoption import _scope
-from fullgrad.adoption._call import Call, is_new_style
-from fullgrad.adoption._library import call_of_operator, check_adoptable
-from fullgrad.adoption._operator import applied
+from fullgrad.adoption._adopted import applied
+from fullgrad.adoption._class_call import ClassCall, is_new_style
+from fullgrad.adoption._operator_call import call_of_operator, check_adoptable
 from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, options_of_operator, scope
 from fullgrad.adoption._tensors import may_differ
 from fullgrad.functions._checkpoint import checkpoint
-from fullgrad.functions._reference import with_reference
+from fullgrad.functions._with_reference import with_reference
 
 Package = str | ModuleType | type
 P = ParamSpec("P")
@@ -263,7 +263,7 @@ def _call(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Opti
         if not context:
             bound.apply_defaults()
         args = bound.args[len(context) :]
-    call = Call(cls, args, options)
+    call = ClassCall(cls, args, options)
     tensors, call.tensors = call.tensors, []
     return call.output(tensors, applied(call, *tensors))
 

@@ -25,21 +25,22 @@ from fullgrad._dispatch import (
     vjp,
     without_modes,
 )
-from fullgrad._engine.linearity import GENERIC, is_linear, wider
+from fullgrad._engine.linearity import GENERIC, is_linear, kinds_of, random_like, wider
 from fullgrad._engine.random_states import same_draws
-from fullgrad.adoption._tensors import Maybe, Refused, Slot, may_differ, not_differentiable
+from fullgrad.adoption._call import Call
+from fullgrad.adoption._slots import Slot
+from fullgrad.adoption._tensors import Maybe, Refused, not_differentiable
 
 TRANSPOSE, IDENTITY = "transpose", "identity"
 _NOT_LINEAR = "its backward is not linear in the gradient, or cannot be differentiated"
 _UNKNOWN = "its backward could not be tried with random numbers; call it once in eager forward mode before"
-_BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MOST = 64  # verdicts of one class, so that arguments that change at each call do not add up
 
 _trying: contextvars.ContextVar[bool] = contextvars.ContextVar("fullgrad.adoption.trying", default=False)
 _verdicts: Any = weakref.WeakKeyDictionary()
 
 
-def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Maybe:
+def tangents_by(call: Call, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Maybe:
     """The tangents of the outputs, by the class's ``jvp``, the transpose of its backward, or the identity."""
     if call.has_jvp:
         return call.jvp(flat, tangents)
@@ -59,7 +60,7 @@ def tangents_by(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -
     raise Refused(f"{call.name} has no forward mode: {reason}. Reverse mode works: jacrev(f) for jacfwd(f){twice}.")
 
 
-def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
+def find_verdict(call: Call, tensors: Any, outs: Any = None) -> None:
     """Test the backward of a call for linearity: in traced code with random inputs and before its forward, otherwise with the
     actual tensors and after its forward.
     """
@@ -79,7 +80,7 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
         token = _trying.set(True)
         try:
             tensors, outs = [_samples(ts) for ts in (tensors, outs)]
-            tensors = [_random_like(t) for t in tensors] if traced else tensors
+            tensors = [random_like(t.shape, t.dtype, t.device) for t in tensors] if traced else tensors
             verdicts[key] = _try(call, tensors, call.forward(*tensors) if outs is None else outs)
         except Exception as error:
             if not traced:  # a failure with random inputs tells nothing; this one may be of this call alone
@@ -88,12 +89,12 @@ def find_verdict(call: Any, tensors: Any, outs: Any = None) -> None:
             _trying.reset(token)
 
 
-def materialized(call: Any, cotangents: Iterable[Tensor | None], zeros: Sequence[Any]) -> Maybe:
+def materialized(call: Call, cotangents: Iterable[Tensor | None], zeros: Sequence[Any]) -> Maybe:
     """Zeros for missing cotangents, unless the class has declined them."""
     return [z() if g is None and z and call.materialize else g for g, z in zip(cotangents, zeros, strict=False)]
 
 
-def _pull(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:
+def _pull(call: Call, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:
     """The gradients of the inputs that have a tangent as a function of the gradients of the outputs."""
 
     needs = [t is not None for t in tangents]
@@ -106,10 +107,10 @@ def _pull(call: Any, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) -> Call
     return pull
 
 
-def _key(call: Any) -> Any:
+def _key(call: Call) -> Any:
     """The key of a verdict: needed inputs, constants by value, and other objects by kind, so that none is kept alive."""
     constants = [c for c in pytree.tree_leaves(call.args) if not isinstance(c, (Slot, Tensor))]
-    return tuple(call.needed), *((type(c), c if isinstance(c, _BY_VALUE) else getattr(c, "__qualname__", "")) for c in constants)
+    return tuple(call.needed), *kinds_of(constants)
 
 
 def _samples(tensors: Any) -> Any:
@@ -125,12 +126,7 @@ def _generic(zeros: Any) -> Tensor:
     return torch.full(zeros.args[0], GENERIC, **zeros.keywords)
 
 
-def _random_like(tensor: Tensor) -> Tensor:
-    shape = [getattr(getattr(n, "node", None), "hint", n) for n in tensor.shape]  # symbolic sizes have a hint
-    return (torch.randn if may_differ(tensor) else torch.zeros)(shape, dtype=tensor.dtype, device=tensor.device)
-
-
-def _try(call: Any, tensors: Any, outs: Any) -> str:
+def _try(call: Call, tensors: Any, outs: Any) -> str:
     flat = [t.detach() for t in (*tensors, *outs)]
     tangents = [torch.randn_like(t) if needed else None for t, needed in zip(tensors, call.needed, strict=True)]
 
@@ -146,5 +142,5 @@ def _try(call: Any, tensors: Any, outs: Any) -> str:
         if linear_with([t.to(wider(t.dtype)) for t in flat]):  # it was rounding
             return TRANSPOSE
     alone = call.count == 1 and sum(t is not None for t in tangents) == 1
-    x = next(x for x, t in zip(call.in_front(*tensors), tangents, strict=True) if t is not None)
+    x: Any = next(x for x, t in zip(call.in_front(*tensors), tangents, strict=True) if t is not None)
     return IDENTITY if alone and torch.equal(x, outs[0]) else _NOT_LINEAR

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._engine.blackbox import Code
-from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
+from fullgrad._engine.differentiated import is_differentiated
+from fullgrad._engine.rule import Maybe, Rule, declared
 
 
 def difference_of_solutions(name: str, code: Code, x: Tensor, noise: Tensor | None, lam: float, minimizes: bool) -> Tensor:

@@ -9,10 +9,11 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import has_shape, of_one_instance
 from fullgrad._engine.blackbox import Code, point
+from fullgrad._engine.differentiated import is_differentiated
 from fullgrad._engine.node import one_node
-from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
+from fullgrad._engine.rule import Maybe, Rule, declared
 from fullgrad._engine.watching import seen
-from fullgrad.blackbox._draws import drawn, mean_of_draws, products
+from fullgrad.blackbox._mean_of_draws import drawn, mean_of_draws, products
 
 
 @of_one_instance

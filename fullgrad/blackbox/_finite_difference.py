@@ -12,9 +12,10 @@ from fullgrad._core.batching import numel_with_batches
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance, surely
 from fullgrad._engine.blackbox import Code, point
+from fullgrad._engine.differentiated import is_differentiated
 from fullgrad._engine.node import one_node
 from fullgrad._engine.random_states import restore_random_states, untraced_random_states
-from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
+from fullgrad._engine.rule import Maybe, Rule, declared
 
 
 @of_one_instance

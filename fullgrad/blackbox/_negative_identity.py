@@ -10,8 +10,9 @@ from fullgrad._core import checks
 from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance, surely
 from fullgrad._engine.blackbox import Code, point
+from fullgrad._engine.differentiated import is_differentiated
 from fullgrad._engine.node import one_node
-from fullgrad._engine.rule import Maybe, Rule, declared, is_differentiated
+from fullgrad._engine.rule import Maybe, Rule, declared
 
 _PROJECTIONS = ("none", "mean", "norm", "both")
 

@@ -9,7 +9,7 @@ from fullgrad._core.opmath import cast
 from fullgrad._dispatch import of_one_instance
 from fullgrad._engine.blackbox import Code, point
 from fullgrad._engine.node import one_node
-from fullgrad.blackbox._draws import drawn, mean_of_draws
+from fullgrad.blackbox._mean_of_draws import drawn, mean_of_draws
 
 
 @of_one_instance

@@ -6,7 +6,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast, to_opmath
 from fullgrad._dispatch import at_least, has_shape, holds, of_one_instance
-from fullgrad.blackbox._draws import moved
+from fullgrad.blackbox._mean_of_draws import moved
 
 _BASELINES = ("leave_one_out",)
 

@@ -8,12 +8,15 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from fullgrad._core import checks
 from fullgrad._dispatch import current, is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure
-from fullgrad._engine.held import frozen
-from fullgrad._engine.operator import P, R
-from fullgrad._engine.rule import apart, declared, is_differentiated, recomputed
+from fullgrad._engine.copies import frozen
+from fullgrad._engine.differentiated import is_differentiated
+from fullgrad._engine.operator import P, R, label_of
+from fullgrad._engine.rule import apart, declared
+from fullgrad._engine.transpose import recomputed
 from fullgrad._engine.values import plain_values
 from fullgrad._engine.watching import shown
 
@@ -57,15 +60,14 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
     Source: Chen, Xu, Zhang, Guestrin, https://arxiv.org/abs/1604.06174; ``torch.utils.checkpoint``, ``jax.checkpoint``.
     """
-    if not callable(f):
-        raise TypeError(f"checkpoint: `f` must be callable, got a value of type {type(f).__name__}.")
+    checks.callables("checkpoint", f=f)
     if is_dynamo_compiling():  # torch's own knows no transforms, under which a compiler decides what is kept
         if transforms_active() or is_exporting():
             return f(*args, **kwargs)
         return torch_checkpoint(f, *args, use_reentrant=False, **kwargs)
     if current.curves or not is_differentiating():  # along a curve all that is computed is of a derivative, and kept
         return f(*args, **kwargs)
-    name = f"checkpoint: {getattr(f, '__name__', type(f).__name__)}"
+    name = label_of("checkpoint", f)
     refuse_lost_derivatives(name)
     call = Call([args, kwargs])
     closure = Closure(name, f, objects=call.objects())

@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from fullgrad._core import checks
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure
-from fullgrad._engine.held import frozen
+from fullgrad._engine.copies import frozen
+from fullgrad._engine.operator import label_of
 from fullgrad._engine.values import plain_values
 
 
@@ -49,9 +51,8 @@ def closure_convert(f: Callable[..., Any], *args: Any) -> tuple[Callable[..., An
 
     Source: ``jax.closure_convert``.
     """
-    if not callable(f):
-        raise TypeError(f"closure_convert: `f` must be callable, got a value of type {type(f).__name__}.")
-    name = f"closure_convert: {getattr(f, '__name__', type(f).__name__)}"
+    checks.callables("closure_convert", f=f)
+    name = label_of("closure_convert", f)
     if is_dynamo_compiling():
         raise NotImplementedError(f"{name}: compiled code cannot look for captured tensors; call closure_convert outside of it.")
     call = Call(args)

@@ -9,11 +9,12 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import has_shape
 from fullgrad._engine.call import Result
+from fullgrad._engine.changes import Surroundings
 from fullgrad._engine.closure import Refusing
-from fullgrad._engine.held import frozen
+from fullgrad._engine.copies import frozen
+from fullgrad._engine.differentiated import is_differentiated, may_differ
 from fullgrad._engine.operator import Made
-from fullgrad._engine.rule import Rule, declared, is_differentiated, may_differ
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.rule import Rule, declared
 from fullgrad._engine.values import METHODS, values_by
 from fullgrad._engine.watching import seen
 
@@ -70,12 +71,9 @@ def linear_map(
 
     Source: ``jax.custom_derivatives.linear_call``.
     """
-    for name, f in (("apply", apply), ("transpose", transpose)):
-        if not callable(f):
-            raise TypeError(f"linear_map: `{name}` must be callable, got a value of type {type(f).__name__}.")
+    checks.callables("linear_map", apply=apply, transpose=transpose)
     checks.choice("linear_map", "vmap_method", vmap_method, METHODS)
-    if like is not None and not callable(like):
-        raise TypeError(f"linear_map: `like` must be callable or None, got a value of type {type(like).__name__}.")
+    checks.like("linear_map", like)
     return LinearMap(apply, transpose, vmap_method, like)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
+from fullgrad._core import checks
 from fullgrad._dispatch import is_differentiating, is_override, tree_map_pairs
 from fullgrad._engine.call import refuse_hidden
 from fullgrad._engine.operator import made
@@ -124,8 +125,7 @@ def _replaced(name: str, value: Any, surrogate: Any) -> Any:
 
 def _find(name: str, fn: Any, parameter: str, default: Any) -> tuple[Any, int | None]:
     """The default of a parameter, and its position where it has one."""
-    if not callable(fn):
-        raise TypeError(f"{name}: `fn` must be callable, got a value of type {type(fn).__name__}.")
+    checks.callables(name, fn=fn)
     known = getattr(fn, "__name__", "")
     spelled = f"torch.{known}" if getattr(torch, known or "_", None) is fn else known if known.isidentifier() else "fn"
     write = f"write straight_through({spelled}, lambda x: x), where the second function has the derivative"

@@ -6,16 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullgrad._core import checks
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
 from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape, level_of
 from fullgrad._engine.call import refuse_hidden
+from fullgrad._engine.changes import CHANGED, Surroundings, versions_of
+from fullgrad._engine.differentiated import leaves_of
 from fullgrad._engine.guard import guard
 from fullgrad._engine.held import held
-from fullgrad._engine.operator import P, made
+from fullgrad._engine.operator import P, made, name_of
 from fullgrad._engine.replay import Replay
-from fullgrad._engine.rule import leaves_of
-from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
-from fullgrad.functions._reference import WithReference
+from fullgrad.functions._with_reference import WithReference
 
 
 def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> Callable[P, Tensor]:
@@ -52,12 +53,10 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
 
     Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
-    for argument, function in (("hard", hard), ("soft", soft)):
-        if not callable(function):
-            raise TypeError(f"straight_through: `{argument}` must be callable, got a value of type {type(function).__name__}.")
+    checks.callables("straight_through", hard=hard, soft=soft)
     if _captures(soft):
         return CapturingStraightThrough(hard, soft)
-    apply = _operator(getattr(hard, "__name__", type(hard).__name__), hard, soft).apply
+    apply = _operator(name_of(hard), hard, soft).apply
     return made(apply, straight_through, hard, soft)
 
 

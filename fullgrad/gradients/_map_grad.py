@@ -9,9 +9,9 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._core.function import alias, is_identity
 from fullgrad._dispatch import has_shape, of_one_instance
+from fullgrad._engine.changes import CHANGED, Surroundings, versions_of
 from fullgrad._engine.guard import refuse_in_graphs
 from fullgrad._engine.node import one_node, value_alone
-from fullgrad._engine.surroundings import CHANGED, Surroundings, versions_of
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 
 

@@ -1,11 +1,11 @@
 """Solutions of equations: solvers of any kind, with the derivative of the implicit function theorem at every order."""
 
 from fullgrad._core.public import explained, make_public
-from fullgrad.implicit._linear import cg, gmres
+from fullgrad.implicit._linear_algorithms import cg, gmres
 from fullgrad.implicit._root import argmin, fixed_point, root
+from fullgrad.implicit._root_algorithms import anderson, bisection, newton
 from fullgrad.implicit._root_vjp import root_jvp, root_vjp
 from fullgrad.implicit._solve import solve
-from fullgrad.implicit._solvers import anderson, bisection, newton
 
 __all__ = ["anderson", "argmin", "bisection", "cg", "fixed_point", "gmres", "newton", "root", "root_jvp", "root_vjp", "solve"]
 

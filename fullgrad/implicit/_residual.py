@@ -2,21 +2,24 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullgrad._core.warn import warn
-from fullgrad._dispatch import has_shape, is_traced
+from fullgrad._dispatch import is_traced
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure, Refusing
-from fullgrad._engine.held import frozen
+from fullgrad._engine.copies import frozen
 from fullgrad._engine.opaque import opaque_values
-from fullgrad._engine.rule import is_floating, transpose
+from fullgrad._engine.transpose import transpose
 from fullgrad._engine.values import plain_values
-from fullgrad.implicit._equation import ByEquation, Equation, Jacobian, Tensors, flat, neumann, real, sample_of
-from fullgrad.implicit._linear import norm
+from fullgrad.implicit._checks import check_solution, vector_of
+from fullgrad.implicit._equation import ByEquation, Equation, neumann
+from fullgrad.implicit._linear_algorithms import norm
+from fullgrad.implicit._linear_solve import Tensors, sample_of
+from fullgrad.implicit._vectors import flat, real
 
 _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
 # The left-hand side of an equation by the vector of the function's value, the tensors of the arguments, those of the solution
@@ -24,50 +27,45 @@ _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale 
 Left = Callable[[Tensor, Tensors, int], Tensor] | None
 
 
-def left_of_root(value: Tensor, zv: Tensors, k: int) -> Tensor:
-    """`root`: the value."""
-    return value
+class Stated(NamedTuple):
+    """The equation that a user states, and how linear equations with its Jacobian are solved."""
 
-
-def left_of_fixed_point(value: Tensor, zv: Tensors, k: int) -> Tensor:
-    """`fixed_point`: the solution minus the value."""
-    return flat(zv[:k]) - value
-
-
-def left_of_solve(value: Tensor, zv: Tensors, k: int) -> Tensor:
-    """`solve`: the value minus the right-hand side, the first argument."""
-    return value - flat(zv[k : 2 * k])
+    label: str
+    f: Callable[..., Any]
+    left: Left
+    linear_solve: Any
+    otherwise: str  # by which many linear equations are solved, if nothing is said
+    tol: float | None
+    terms: int | None = None  # of the series that stands for the inverse of the Jacobian
 
 
 def by_equation(
-    owner: Any, closure: Closure, solution: Result, z: Tensors, args: Sequence[Any], tensors: Tensors
+    stated: Stated, closure: Closure, solution: Result, z: Tensors, args: Sequence[Any], tensors: Tensors
 ) -> tuple[ByEquation, list[Tensor]]:
     """The derivative of the tensors z of a solution, and the tensors v by which it has one: those of the arguments, and those
-    that the owner's function captures.
+    that the function captures.
     """
-    check_solution(owner.label, z)
-    residual = _Residual(owner.label, owner.left, closure, solution, z, args)
-    v = residual.noted(owner.given, [*z, *tensors])
-    equation = Equation(owner.label, residual, len(z), owner.linear_solve, owner.otherwise, owner.tol)
-    if owner.left is None:
-        equation.name = "gradient"
-    return ByEquation(equation, Jacobian.solve if owner.terms is None else functools.partial(neumann, owner.terms)), v
+    check_solution(stated.label, z)
+    residual = _Residual(stated, closure, solution, z, args)
+    v = residual.noted([*z, *tensors])
+    equation = Equation(stated.label, residual, len(z), stated.linear_solve, stated.otherwise, stated.tol)
+    return ByEquation(equation, None if stated.terms is None else functools.partial(neumann, stated.terms)), v
 
 
 class _Residual:
     """The left-hand side of an equation as a vector, a function of the tensors z and v."""
 
-    def __init__(self, label: str, left: Left, closure: Closure, solution: Result, z: Tensors, args: Sequence[Any]) -> None:
-        self.label, self.left, self.closure, self.solution, self.count = label, left, closure, solution, len(z)
+    def __init__(self, stated: Stated, closure: Closure, solution: Result, z: Tensors, args: Sequence[Any]) -> None:
+        self.label, self.left, self.f = stated.label, stated.left, stated.f
+        self.closure, self.solution, self.count = closure, solution, len(z)
         self.call = Call([solution.tree(z), *args])
         self.n = len(self.call.release())
-        self.f: Any = None
 
-    def noted(self, f: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
+    def noted(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors v, of which a call of the function shows those that it captures."""
         with self.closure.replay.none():
-            plain_values(self.closure, functools.partial(self._of, f), tensors)
-        self.f = frozen(f)
+            plain_values(self.closure, functools.partial(self._of, self.f), tensors)
+        self.f = frozen(self.f)
         noted, self.captured = self.closure.release()
         return [*tensors[self.count :], *noted]
 
@@ -91,10 +89,29 @@ class _Residual:
         return found.to(real(zv[0]))
 
 
-def look(equation: Equation, tol: float, start: Tensors, z: Tensors, v: Tensors) -> None:
+def left_of_root(value: Tensor, zv: Tensors, k: int) -> Tensor:
+    """`root`: the value."""
+    return value
+
+
+def left_of_fixed_point(value: Tensor, zv: Tensors, k: int) -> Tensor:
+    """`fixed_point`: the solution minus the value."""
+    return flat(zv[:k]) - value
+
+
+def left_of_solve(value: Tensor, zv: Tensors, k: int) -> Tensor:
+    """`solve`: the value minus the right-hand side, the first argument."""
+    return value - flat(zv[k : 2 * k])
+
+
+_ADVICE = "Its derivative is that of a solution. More iterations help, or another `init`;"
+
+
+def look(equation: Equation, name: str, tol: float, start: Tensors, z: Tensors, v: Tensors, advice: str = _ADVICE) -> None:
     """Warn if a solution leaves a residual that is not small in the scale of the equation, at it or where it started."""
     if is_traced(*z, *v):
         return
+    texts = equation.label, name, advice
     start, k = start if [x.shape for x in start] == [x.shape for x in z] else z, len(z)
 
     def of_batch(batch: Tensor, *all: Tensor) -> Result:
@@ -104,14 +121,14 @@ def look(equation: Equation, tol: float, start: Tensors, z: Tensors, v: Tensors)
             r = f(*solution, *v)
             near = [x * (1 + _STEP) for x in solution]
             is_finite = flat(solution, leading).isfinite().all(-1)
-            _warn(equation, tol, r, is_finite, lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
+            _warn(texts, tol, r, is_finite, lambda: [(f(*near, *v) - r) / _STEP, f(*start, *v)])
         return Result(())
 
     opaque_values(Refusing(equation.label), "broadcast", of_batch, lambda *_: Result(()), [torch.empty(()), *start, *z, *v])
 
 
 @torch.no_grad()
-def _warn(equation: Equation, tol: float, r: Tensor, is_finite: Tensor, scales: Callable[[], Tensors]) -> None:
+def _warn(texts: tuple[str, str, str], tol: float, r: Tensor, is_finite: Tensor, scales: Callable[[], Tensors]) -> None:
     size = norm(r).squeeze(-1)
     if not (size != 0).any():
         return
@@ -119,39 +136,9 @@ def _warn(equation: Equation, tol: float, r: Tensor, is_finite: Tensor, scales: 
     bad = (size > max(tol, 16 * torch.finfo(r.dtype).eps) * scale) | ~size.isfinite()
     bad = bad & is_finite  # infinity and NaN are loud enough
     if bad.any():
-        first = tuple(bad.nonzero()[0].tolist())
+        (label, name, advice), first = texts, tuple(bad.nonzero()[0].tolist())
         warn(
-            f"{equation.label}: the solution leaves a residual of {size[first]:.2g}{sample_of(bad)}, where the {equation.name} "
-            f"has the scale {scale[first]:.2g}. {equation.advice} `tol` sets the limit, and None leaves this out.",
+            f"{label}: the solution leaves a residual of {size[first]:.2g}{sample_of(bad)}, where the {name} "
+            f"has the scale {scale[first]:.2g}. {advice} `tol` sets the limit, and None leaves this out.",
             RuntimeWarning,
         )
-
-
-def check_kinds(label: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse tensors that have no derivatives, or that are no vectors."""
-    for t in tensors:
-        if t.is_quantized:
-            raise TypeError(f"{label}: an argument must be a real tensor, got dtype {t.dtype}.")
-        if torch.masked.is_masked_tensor(t):
-            raise NotImplementedError(f"{label}: masked tensors are not taken; use their data, x.get_data().")
-        if t.is_nested:
-            raise NotImplementedError(f"{label}: nested tensors are not taken; use torch.func.vmap, or the buffer, x.values().")
-
-
-def check_solution(label: str, tensors: Sequence[Tensor]) -> None:
-    """Check that a solution consists of tensors of one floating dtype."""
-    if not tensors or len({t.dtype for t in tensors}) > 1 or not is_floating(tensors[0].dtype):
-        found = sorted({str(t.dtype) for t in tensors}) or "none"
-        raise TypeError(f"{label}: the solution must be tensors of one floating dtype, got {found}.")
-
-
-def vector_of(label: str, values: Sequence[Any], like: Sequence[Tensor]) -> Tensor:
-    """The vector of values of an equation, which are like the solution. Autocast may change their dtype."""
-    for r, z in zip(values, like, strict=True):
-        if not isinstance(r, Tensor):
-            raise TypeError(f"{label} must be tensors like the solution, got a value of type {type(r).__name__}.")
-        if not has_shape(r.shape, z.shape):
-            raise ValueError(f"{label} must have the shape of the solution, {tuple(z.shape)}, got {tuple(r.shape)}.")
-        if r.dtype.is_complex and not z.dtype.is_complex:
-            raise TypeError(f"{label} must be real, as the solution is, got {r.dtype}.")
-    return flat([r.to(z.dtype) for r, z in zip(values, like, strict=True)])

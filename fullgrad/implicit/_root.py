@@ -13,8 +13,9 @@ from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.values import METHODS, values_by
-from fullgrad.implicit import _equation
-from fullgrad.implicit._residual import by_equation, check_kinds, left_of_fixed_point, left_of_root, left_of_solve, look
+from fullgrad.implicit._checks import check_kinds
+from fullgrad.implicit._linear_solve import check_linear_solve
+from fullgrad.implicit._residual import Stated, by_equation, left_of_fixed_point, left_of_root, look
 
 
 def root(
@@ -212,26 +213,18 @@ def _decorator(kind: str, f: Any, linear_solve: Any, otherwise: str, derivative:
     return functools.partial(Root, kind, f, linear_solve, otherwise, terms, method, *rest)
 
 
-def check_linear_solve(name: str, value: Any) -> None:
-    """Refuse what is no way to solve linear equations."""
-    if value is not None and not callable(value):
-        checks.choice(name, "linear_solve", value, _equation.METHODS)
-
-
-_LEFT: dict[str, Any] = {"fixed_point": left_of_fixed_point, "argmin": None, "solve": left_of_solve}
-
-
 class Root(Made[P, R]):
     """A solver with the derivative of its equation."""
 
     def __init__(self, *made_of: Any) -> None:
-        kind, f, self.linear_solve, self.otherwise, self.terms, self.method, self.has_aux, self.tol, self.like, solver = made_of
+        kind, f, linear_solve, otherwise, terms, self.method, self.has_aux, tol, self.like, solver = made_of
         super().__init__(f"implicit.{kind}", solver)
-        self.made_of, self.kind, self.given = made_of, f"implicit.{kind}", f
-        self.left = _LEFT.get(kind, left_of_root)
+        self.made_of, self.kind = made_of, f"implicit.{kind}"
+        left = {"root": left_of_root, "fixed_point": left_of_fixed_point, "argmin": None}[kind]
+        self.stated = Stated(self.label, f, left, linear_solve, otherwise, tol, terms)
 
     def parts(self) -> list[Any]:
-        return [self.function, self.given]
+        return [self.function, self.stated.f]
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
@@ -242,7 +235,7 @@ class Root(Made[P, R]):
         traced = is_traced(*Call([*args, kwargs]).tensors)
         if traced and self.method != "map" and not torch.jit.is_tracing():
             return Solution(self, args, kwargs).value()
-        value_alone = self.tol is None or traced or torch.jit.is_tracing()
+        value_alone = self.stated.tol is None or traced or torch.jit.is_tracing()
         return self.function(*args, **kwargs) if value_alone else Solution(self, args, kwargs).result()
 
 
@@ -255,7 +248,7 @@ class Solution:
         self.count = self.call.parts[0].count  # the tensors of `init`
         # The structure of `init` alone: a tracer calls `like` again when this call is over.
         self.init = pytree.tree_map(lambda v: v if v is None else 0.0, args[0])
-        self.closure = Closure(owner.label, owner.given, objects=self.call.objects())
+        self.closure = Closure(owner.label, owner.stated.f, objects=self.call.objects())
         check_kinds(self.label, self.call.tensors)
 
     def value(self) -> Any:
@@ -267,9 +260,10 @@ class Solution:
         """The result of the call, with the derivative of its equation."""
         owner, (solution, aux) = self.owner, self._solve()
         z, tensors, k = solution.release(), self.call.release(), self.count
-        by, v = by_equation(owner, self.closure, solution, z, self.rest, tensors[k:])
-        if owner.tol is not None:
-            look(by.equation, owner.tol, tensors[:k], z, v)
+        by, v = by_equation(owner.stated, self.closure, solution, z, self.rest, tensors[k:])
+        if owner.stated.tol is not None:
+            name = "gradient" if owner.stated.left is None else "equation"
+            look(by.equation, name, owner.stated.tol, tensors[:k], z, v)
         self.rest = ()  # so that autograd alone keeps tensors
         return self._with(solution.tree(by.declared(z, v)), aux)
 

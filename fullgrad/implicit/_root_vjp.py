@@ -8,12 +8,15 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._engine.call import Call, Result
+from fullgrad._engine.checks import check_like
 from fullgrad._engine.closure import Closure
+from fullgrad._engine.differentiated import may_differ
 from fullgrad._engine.node import one_node
-from fullgrad._engine.rule import check_like, kept_alone, may_differ, scattered
+from fullgrad._engine.transpose import kept_alone, scattered
+from fullgrad.implicit._checks import check_kinds
 from fullgrad.implicit._equation import ByEquation
-from fullgrad.implicit._residual import by_equation, check_kinds
-from fullgrad.implicit._root import Root, check_linear_solve
+from fullgrad.implicit._linear_solve import check_linear_solve
+from fullgrad.implicit._residual import Stated, by_equation, left_of_root
 
 
 def root_vjp(
@@ -159,15 +162,13 @@ def _derivative(
     check_linear_solve(label, linear_solve)
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"{label}: `args` must be a tuple or list of arguments, got a value of type {type(args).__name__}.")
-    owner = Root("root", f, linear_solve, "gmres", None, "map", False, tol, None, f)
-    owner.label = label
     call = Call([solution, *args, {}])
     closure, k = Closure(label, f, objects=call.objects()), call.parts[0].count
     check_kinds(label, call.tensors)
     z, rest = call.tensors[:k], call.tensors[k:]
     structure = Result(call.parts[0].filled(z, []))
     structure.release()
-    by, v = by_equation(owner, closure, structure, z, (*args, {}), rest)
+    by, v = by_equation(Stated(label, f, left_of_root, linear_solve, "gmres", tol), closure, structure, z, (*args, {}), rest)
     return by, z, v, _Known(call, structure, len(rest))
 
 

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from fullgrad._core import checks
 from fullgrad._dispatch import clone_if_view
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure
-from fullgrad.implicit._equation import Jacobian, flat, unflat
-from fullgrad.implicit._residual import by_equation, check_kinds, check_solution, look, vector_of
-from fullgrad.implicit._root import Root, check_linear_solve
+from fullgrad._engine.operator import label_of
+from fullgrad.implicit._checks import check_kinds, check_solution, vector_of
+from fullgrad.implicit._equation import Jacobian
+from fullgrad.implicit._linear_solve import check_linear_solve
+from fullgrad.implicit._residual import Stated, by_equation, left_of_solve, look
+from fullgrad.implicit._vectors import flat, unflat
 
 
 def solve(
@@ -60,36 +64,35 @@ def solve(
 
     Source: ``jax.lax.custom_linear_solve``.
     """
-    if not callable(matvec):
-        raise TypeError(f"implicit.solve: `matvec` must be callable, got a value of type {type(matvec).__name__}.")
+    checks.callables("implicit.solve", matvec=matvec)
     check_linear_solve("implicit.solve", linear_solve)
     if is_dynamo_compiling() or torch.jit.is_tracing():
         return _of_matrix(matvec, b, args)
-    owner = Root("solve", functools.partial(_without_b, matvec), linear_solve, "gmres", None, "map", False, tol, None, matvec)
-    return _solved(owner, b, args)
+    f, label = functools.partial(_without_b, matvec), label_of("implicit.solve", matvec)
+    return _solved(Stated(label, f, left_of_solve, linear_solve, "gmres", tol), b, args)
 
 
 def _without_b(matvec: Callable[..., Any], w: Any, _: Any, *args: Any) -> Any:
     return matvec(w, *args)
 
 
-def _solved(owner: Root[Any, Any], b: Any, args: tuple[Any, ...]) -> Any:
+def _solved(stated: Stated, b: Any, args: tuple[Any, ...]) -> Any:
     """The solution with its derivative. Its equation has the right-hand side as the first argument."""
     call = Call([b, *args, {}])
-    check_kinds(owner.label, call.tensors)
-    closure = Closure(owner.label, owner.given, objects=call.objects())
+    check_kinds(stated.label, call.tensors)
+    closure = Closure(stated.label, stated.f, objects=call.objects())
     b = call.run(lambda b, *_: b, call.tensors)
     solution, tensors = Result(b), call.release()
     z = [torch.zeros_like(t) for t in solution.release()]
-    by, v = by_equation(owner, closure, solution, z, (b, *args, {}), tensors)
+    by, v = by_equation(stated, closure, solution, z, (b, *args, {}), tensors)
     equation = by.equation
-    equation.matrix, equation.advice = "the matrix", "`matvec` is not linear in w: use implicit.root with a solver;"
+    equation.linear.matrix = "the matrix"
     point = [t.detach() for t in (*z, *v)]
     right = -equation.f(*point)  # less what a function adds to its product
     z = [clone_if_view(w) for w in unflat(Jacobian(equation).solve(right.detach(), point), z)]
     # What an iterative solver leaves has a warning of its own.
-    if owner.tol is not None and equation.solver(len(right)) == "dense":
-        look(equation, owner.tol, [], z, v)
+    if stated.tol is not None and equation.linear.method_for(len(right)) == "dense":
+        look(equation, "equation", stated.tol, [], z, v, "`matvec` is not linear in w: use implicit.root with a solver;")
     return solution.tree(by.declared(z, v))
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._engine.surroundings import Surroundings, surroundings_of
+from fullgrad._engine.changes import Surroundings, surroundings_of
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
 from fullgrad.spikes._values import expanded, step

@@ -147,22 +147,6 @@ def test_it_draws_the_same_again(randomness):
     assert_close(run(fullgrad.checkpoint), run(lambda f, x: f(x)))
 
 
-def test_autocast():
-    """The second computation is in the precision of the first."""
-    linear, dtypes = nn.Linear(3, 3), []
-
-    def f(x):
-        dtypes.append(linear(x).dtype)
-        return linear(x)
-
-    x = X.float().requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = fullgrad.checkpoint(f, x)
-    (g,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
-    assert dtypes == [torch.bfloat16] * 2
-    assert g.dtype == torch.float32
-
-
 def test_structures():
     """Arguments and results are any structure; a number is what it was."""
     x = X.clone().requires_grad_()

@@ -1,7 +1,5 @@
 """A linear function and its transpose: derivatives of every order, in any code."""
 
-import pickle
-
 import numpy
 import pytest
 import torch
@@ -94,11 +92,6 @@ def test_a_wrong_like_is_an_error():
     f = fullgrad.linear_map(by_numpy, transposed_by_numpy, vmap_method="broadcast", like=lambda x: x.sum())
     with pytest.raises(RuntimeError, match=r"`apply` was compiled for .*State them by `like`"):
         torch.compile(f, backend="aot_eager", fullgraph=True)(X[0])
-
-
-def test_it_pickles():
-    """A map pickles if its functions do."""
-    assert_close(pickle.loads(pickle.dumps(MAPS["sequential"]))(X[0]), by_torch(X[0]))
 
 
 def test_nothing_is_saved():

@@ -63,6 +63,11 @@ def cube(x):
     return x**3
 
 
+def gradients_of_cube(inputs, outputs, grads):
+    """A backward of x^3, with the slope exp(x)."""
+    return (grads * torch.exp(inputs[0]),)
+
+
 def negated(x):
     """-x."""
     return -x
@@ -123,6 +128,7 @@ MADE = {
     "custom_vjp": lambda: with_rule(fullgrad.custom_vjp, "defvjp", forward_of_cube, backward_of_cube),
     "custom_gradient": lambda: fullgrad.custom_gradient(cube_and_pullback),
     "with_reference": lambda: fullgrad.with_reference(cube, torch.exp),
+    "with_reference and its rule": lambda: fullgrad.with_reference(cube, torch.exp, backward=gradients_of_cube),
     "linear_map": lambda: fullgrad.linear_map(negated, negated),
     "straight_through": lambda: fullgrad.straight_through(step, torch.sigmoid),
     "straight_through of a partial": lambda: fullgrad.straight_through(functools.partial(torch.round, decimals=1), torch.sin),
@@ -330,9 +336,12 @@ def test_modules_that_hold_them_are_saved_and_copied():
         equal(other(X), -module(X))
 
 
-def test_a_function_without_a_name_is_refused_by_pickle_alone():
+@pytest.mark.parametrize("maker", [fullgrad.st, fullgrad.custom_jvp])
+def test_a_function_without_a_name_is_refused_by_pickle_alone(maker):
     """A lambda cannot be pickled; it can be copied."""
-    f = fullgrad.st(lambda x, mode="smooth": signed(x, mode))
+    f = maker(lambda x, mode="smooth": signed(x, mode))
+    if maker is fullgrad.custom_jvp:
+        f.defjvps(term_of_cube, None)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         pickle.dumps(f)
     equal(copy.deepcopy(f)(X), f(X))

@@ -1,7 +1,5 @@
 """A kernel with its mathematics: the value of the one, the derivatives of the other."""
 
-import gc
-import pickle
 import weakref
 
 import numpy
@@ -265,30 +263,9 @@ def test_compiled(backend):
         assert_close(g, torch.autograd.grad(reference(leaf).sum(), leaf))
 
 
-def test_nothing_is_kept_alive():
-    """The operator and the tensors of its calls are freed with the graph."""
-    f = fullgrad.with_reference(kernel, reference, backward=backward)
-    x = X.clone().requires_grad_()
-    y = f(x)
-    y.sum().backward()
-    refs = [weakref.ref(f), weakref.ref(x)]
-    del f, x, y
-    gc.collect()
-    assert [r() for r in refs] == [None, None]
-
-
-def test_it_pickles():
-    """By its parts, or by its name."""
-    f = pickle.loads(pickle.dumps(fullgrad.with_reference(kernel, reference, backward=backward)))
-    assert_close(grad(lambda x: f(x).sum())(X), grad(lambda x: reference(x).sum())(X))
-
-
-def test_draws():
-    """A kernel of torch's operators draws the same in the reference; other code cannot."""
-    f = fullgrad.with_reference(lambda x: x * torch.rand(3).double(), lambda x: x * torch.rand(3).double(), vmap_method="map")
+def test_a_kernel_of_other_code_must_not_draw():
+    """A reference cannot draw what the kernel drew."""
     x = X[0].clone().requires_grad_()
-    y = f(x)
-    assert_close(torch.autograd.grad(y.sum(), x)[0], (y / x).detach())
     f = fullgrad.with_reference(lambda x: x * torch.rand(3).double(), lambda x: x * torch.rand(3).double())
     with pytest.raises(NotImplementedError, match="with_reference: <lambda> draws random numbers"):
         f(x).sum().backward()

@@ -1,10 +1,12 @@
 """What stands around a call of an operator made of functions: closures, modes, other vmaps, what changes before a backward."""
 
 import ctypes
+import gc
 import math
 import subprocess
 import sys
 import types
+import weakref
 
 import numpy
 import pytest
@@ -227,10 +229,11 @@ OF_OWN_GENERATOR = {
 }
 
 
+@pytest.mark.parametrize("generator", [torch.default_generator, torch.Generator()], ids=["default", "own"])
 @pytest.mark.parametrize("name", OF_OWN_GENERATOR)
-def test_a_generator_of_the_user_draws_the_same_again(name):
+def test_a_generator_draws_the_same_again(name, generator):
     """In the first and the second derivative, which leave its state as it is after the call."""
-    generator = torch.Generator().manual_seed(0)
+    generator.manual_seed(0)
     op = OF_OWN_GENERATOR[name](lambda x: x * x * torch.rand(x.shape, generator=generator, dtype=x.dtype))
     x = X.clone().requires_grad_()
     y, state = op(x), generator.get_state()
@@ -258,6 +261,20 @@ def test_draws_that_differ_in_a_batch_of_gradients_are_refused(op):
     torch.testing.assert_close(batch_of_gradients(op(lambda x: x * torch.rand(3, 4)), x)[0], drawn)
     with pytest.raises(NotImplementedError, match="draws other ones inside of a transform than outside"):
         batch_of_gradients(op(DRAWING["not contiguous"]()), x)
+
+
+@pytest.mark.parametrize(
+    "of", [*OPERATORS.values(), lambda f, slope: fullgrad.with_reference(f, f, backward=lambda x, y, g: (g * slope(*x),))]
+)
+def test_nothing_is_kept_alive(of):
+    """An operator and the tensors of its calls are freed with the graph."""
+    op, x = of(torch.sin, torch.cos), X.clone().requires_grad_()
+    y = op(x)
+    y.sum().backward(retain_graph=True)
+    refs = [weakref.ref(v) for v in (op, x, y)]
+    del op, x, y
+    gc.collect()
+    assert not any(ref() is not None for ref in refs)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -926,6 +943,7 @@ IN_INFERENCE_MODE = {
     "adopt": fullgrad.adopt(Sine),
     "adopt with a reference": fullgrad.adopt(Sine, reference=torch.sin),
     "solve": lambda x: implicit.solve(lambda w: w * (2 + x), x.sin()),
+    "solve by gmres": lambda x: implicit.solve(lambda w: w * (2 + x), x.sin(), linear_solve="gmres"),
     "newton": lambda x: implicit.root(lambda z, x: z**3 + z - x)(lambda z, x: implicit.newton(lambda z: z**3 + z - x, z))(x, x),
     "finite_difference": lambda x: fullgrad.blackbox.finite_difference(torch.sin, x),
     "soft.rank": lambda x: fullgrad.soft.rank(x, -1, softness=0.3, method="neuralsort", standardize=False),

@@ -1,10 +1,8 @@
-"""The operator that runs every adopted call, and the two calls that belong to no class: a batch, and a plain function."""
+"""`Adopted`: the operator that runs every call, and `Plain`, the call of a function that belongs to no class."""
 
 import contextlib
 import functools
 import itertools
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -14,12 +12,13 @@ from torch import Tensor
 
 from fullgrad import _dispatch
 from fullgrad._core.function import Function
-from fullgrad._engine.random_states import DrawsOfSamples
-from fullgrad.adoption import _tensors
-from fullgrad.adoption._draws import DRAWS
+from fullgrad._engine.changes import versions_of
+from fullgrad.adoption._batched import ESCAPED, Batched, looped
+from fullgrad.adoption._call import Call
 from fullgrad.adoption._linearity import TRANSPOSE, find_verdict, materialized, tangents_by
+from fullgrad.adoption._modes import WithoutMemory
 from fullgrad.adoption._scope import scope
-from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ, not_differentiable
+from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused, may_differ, not_differentiable, separate
 from fullgrad.adoption._writes import with_writes, writing
 
 IN_PLACE = "{}.forward changes an input in place, which transforms cannot follow; a new tensor, or a copy of the input, works."
@@ -27,23 +26,20 @@ _SCRATCH = """{}.backward changes a tensor in place that is not its own, as the 
 which transforms cannot follow; a copy works."""
 _CONSTANT = """{}.backward was differentiated, but its forward saves an intermediate that depends on an input. Second \
 derivatives take it for a constant, in eager autograd silently. Save inputs or outputs, or adopt with strict=False."""
-_ESCAPED = ("may have escaped", "functorch/Interpreter")  # torch's messages about a tensor whose transform is not active
-_looped: Any = weakref.WeakSet()  # code that is known not to run inside vmap
-_warned: Any = weakref.WeakSet()
 
 
 class Adopted(Function):
     """The results of a call: its outputs, and the other tensors it keeps, which are constants, as in eager double backward.
 
-    A call is a `Call` of a class, a `Batched` or a `Plain`. Its ``forward`` runs once, below all transforms. Its ``backward`` and
-    ``jvp`` run at each level that is differentiated, on the tensors of that level: inputs, and then all results. `applied` calls
-    it under the name of the class, which nodes, profiles and errors show.
+    The ``forward`` of a `Call` runs once, below all transforms. Its ``backward`` and ``jvp`` run at each level that is
+    differentiated, on the tensors of that level: inputs, and then all results. `applied` calls it under the name of the class,
+    which nodes, profiles and errors show.
     """
 
     runs_code = True
 
     @staticmethod
-    def forward(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(call: Call, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         with _dispatch.traced_class():
             return _forward(call, tensors)
 
@@ -71,12 +67,12 @@ class Adopted(Function):
             return _dispatch.outside_dynamo(_jvp)(ctx, tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Any, *tensors: Tensor | None) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor | None) -> tuple[Any, Any]:
         outs = applied(Batched(call, in_dims[1:], info, len(_dispatch.active_transforms()) + 1), *tensors)
         return outs, tuple(None if o is None else 0 for o in outs)
 
 
-def applied(call: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def applied(call: Call, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """The results of a call."""
     return _named(call.name).apply(call, *tensors)
 
@@ -86,8 +82,8 @@ def _named(name: str) -> Any:
     return type(name, (Adopted,), {"__module__": __name__, "__qualname__": f"<locals>.{name}"})
 
 
-def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
-    before, strict = _tensors.versions(tensors), call.options.strict
+def _forward(call: Call, tensors: Maybe) -> tuple[Tensor | None, ...]:
+    before, strict = versions_of([t for t in tensors if t is not None]), call.options.strict
     find_verdict(call, tensors)
     is_rule = isinstance(call.sample, Plain)  # it may call autograd for the parameters of a model
     leaves = [
@@ -98,13 +94,13 @@ def _forward(call: Any, tensors: Maybe) -> tuple[Tensor | None, ...]:
         with torch.enable_grad() if strict else contextlib.nullcontext(), writing(None):
             outs = _recordable(call, call.forward)(*leaves)
     except RuntimeError as error:
-        if any(sign in str(error) for sign in _ESCAPED):
+        if any(sign in str(error) for sign in ESCAPED):
             raise Refused(NO_ARGUMENT.format(call.name)) from error
         raise
-    if _tensors.versions(tensors) != before:
+    if versions_of([t for t in tensors if t is not None]) != before:
         raise Refused(call.in_place.format(call.name))
     call.sample.lost = [len(tensors) + i for i, o in enumerate(outs) if i >= call.count and o.requires_grad]
-    outs = tuple(o if o is None else _tensors.separate(call.name, o, tensors) for o in outs)
+    outs = tuple(o if o is None else separate(call.name, o, tensors) for o in outs)
     find_verdict(call, tensors, outs)
     return outs
 
@@ -127,7 +123,7 @@ def _jvp(ctx: Any, tangents: Maybe) -> tuple[Tensor | None, ...]:
     return *own, *[None] * (ctx.results - len(own))
 
 
-def _recordable(call: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def _recordable(call: Call, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without in-place operations, if a tracer records them: `torch.func.linearize` would repeat them on its
     constants at every call.
     """
@@ -135,7 +131,7 @@ def _recordable(call: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
     def without_memory(*args: Any) -> Any:
-        with _tensors.WithoutMemory(call.name):
+        with WithoutMemory(call.name):
             return function(*args)
 
     return torch.func.functionalize(without_memory)
@@ -150,109 +146,7 @@ def _guarded(ctx: Any) -> list[Tensor | None]:
     return flat
 
 
-class Batched:
-    """A call under ``vmap``, as one call with the whole batch; all its results have the batch in front.
-
-    The code runs inside ``torch.vmap``, or once for each sample if it looks at numbers.
-    """
-
-    def __init__(self, inner: Any, in_dims: Sequence[int | None], info: Any, level: int) -> None:
-        self.inner, self.in_dims, self.info, self.level = inner, in_dims, info, level
-        self.sample = inner.sample  # the call of one sample, below all batches
-
-    def __getattr__(self, name: str) -> Any:
-        """An attribute of the call of one sample."""
-        if name == "sample":  # Dynamo asks an object that has no attributes yet
-            raise AttributeError(name)
-        return getattr(self.sample, name)
-
-    # --- Forward ----------------------------------------------------------------------------------------------------------
-
-    def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
-        """All results. One warning for each class says why it is slow."""
-        if self.code not in _looped or not self.options.allow_loop:
-            try:
-                run = lambda: self.vmap(self.inner.forward, self.in_dims, tensors)  # noqa: E731
-                return with_writes(self.cls, run, lambda error: not _is_final(error))
-            except Exception as error:
-                if _is_final(error):
-                    raise
-                reason = str(error).partition("\n")[0]
-                if not self.options.allow_loop:
-                    raise Refused(f"{self.name} cannot be batched, and allow_loop=False forbids a loop: {reason}") from error
-            if self.cls not in _warned:
-                _warned.add(self.cls)
-                warnings.warn(f"{self.name} runs sample by sample under vmap, as it cannot be batched: {reason}", stacklevel=2)
-        outs = self._loop(tensors)
-        _looped.add(self.code)
-        return outs
-
-    def _loop(self, tensors: Maybe) -> list[Tensor | None]:
-        self.sample.numbers_are_tensors = True  # they may differ between samples
-        draws = DrawsOfSamples("different" if _dispatch.is_tracing() else self.info.randomness)
-        samples, records = [], []
-        for b in range(self.info.batch_size):
-            draws.begin()
-            given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
-            samples.append(self.inner.forward(*given))
-            records.append(_tensors.comparable((self.record, [t if t is None else t.shape for t in samples[-1]])))
-        if draws.are_refused():
-            raise RuntimeError(DRAWS.format(self.name, ""))
-        if any(record != records[0] for record in records):
-            raise Refused(
-                f"{self.name}.forward returns or keeps something else for each sample of a batch; a loop over the samples works."
-            )
-        return [None if part[0] is None else torch.stack(part) for part in zip(*samples, strict=True)]
-
-    def vmap(self, function: Callable[..., Any], in_dims: Sequence[int | None], args: Maybe) -> list[Tensor | None]:
-        """``torch.vmap`` at the level of the user's ``vmap``, so that a batched tensor that the class closes over keeps its
-        meaning.
-
-        Levels in which nothing is batched stand in for the transforms below.
-        """
-        returned: list[bool] = []
-
-        def no_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
-            result = function(*args)
-            returned[:] = [r is not None for r in result]
-            return tuple(r for r in result if r is not None)
-
-        dims = (0, *[None if a is None else d for a, d in zip(args, in_dims, strict=True)])
-        run = functools.partial(torch.vmap(no_nones, dims, 0, self.info.randomness), torch.empty(self.info.batch_size), *args)
-        for _ in range(self.level - 1 - len(_dispatch.active_transforms())):
-            run = functools.partial(self._stand_in, run)
-        outs = iter(run())
-        return [next(outs) if r else None for r in returned]
-
-    def _stand_in(self, run: Callable[[], Any]) -> list[Tensor]:
-        outs = torch.vmap(lambda _: run(), randomness="same")(torch.empty(1))
-        if any(len(o) != 1 for o in outs):
-            raise Refused(NO_ARGUMENT.format(self.name))
-        return [o[0] for o in outs]
-
-    # --- Derivatives ------------------------------------------------------------------------------------------------------
-
-    def in_front(self, *tensors: Tensor) -> Maybe:
-        """The inputs with the batch in front, as in the results."""
-        return self.vmap(self.inner.in_front, self.in_dims, tensors)
-
-    def backward(self, flat: Maybe, cotangents: Maybe, needs: Sequence[bool]) -> list[Tensor | None]:
-        """A gradient or None for each input; inputs that all samples share get the sum."""
-        backward = functools.partial(self.inner.backward, needs=needs)
-        grads = self._over(backward, flat, cotangents, [0] * len(cotangents))
-        return [g if g is None else g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(grads, self.in_dims, strict=True)]
-
-    def jvp(self, flat: Maybe, tangents: Maybe) -> list[Tensor | None]:
-        """A tangent or None for each output."""
-        return self._over(self.inner.jvp, flat, tangents, self.in_dims)
-
-    def _over(self, rule: Callable[..., Any], flat: Maybe, more: Maybe, dims: Sequence[int | None]) -> list[Tensor | None]:
-        n = len(flat)
-        all_dims = [*self.in_dims, *[0] * (n - len(self.in_dims)), *dims]
-        return self.vmap(lambda *all: rule(all[:n], all[n:]), all_dims, (*flat, *more))
-
-
-class Plain:
+class Plain(Call):
     """A function of tensors and Nones as a call below all transforms, where it may look at numbers.
 
     Its derivative is that of the function, or is refused with a reason.
@@ -297,21 +191,18 @@ class Plain:
         return applied(Plain(pull, self), *flat[:n], *cotangents)
 
 
-def run_or_descend(call: Any, function: Callable[..., Any], args: Maybe, rule: Any, refusal: str = "") -> Sequence[Tensor | None]:
+def run_or_descend(
+    call: Call, function: Callable[..., Any], args: Maybe, rule: Any, refusal: str = ""
+) -> Sequence[Tensor | None]:
     """``function(*args)``, which calls a rule of the class, at the present level, or below all transforms if it cannot run there
     or must not be differentiated.
     """
     code = rule if isinstance(rule, FunctionType) else None
     in_vmap = lambda *_: "Vmap" in _dispatch.active_transforms()  # noqa: E731
-    if not (refusal or (code in _looped and in_vmap())):
+    if not (refusal or (code in looped and in_vmap())):
         try:
             return with_writes(call.cls, lambda: function(*args), in_vmap)
         except Exception as error:
             if isinstance(error, Refused) or not _dispatch.active_transforms():
                 raise
     return applied(Plain(function, call, refusal, code), *args)
-
-
-def _is_final(error: Exception) -> bool:
-    """Whether a loop would not help where an error has come."""
-    return isinstance(error, Refused) or any(sign in str(error) for sign in ("randomness", *_ESCAPED))

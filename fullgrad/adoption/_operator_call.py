@@ -18,8 +18,8 @@ from fullgrad._dispatch import (
     tangent_levels,
     transforms_active,
 )
-from fullgrad.adoption._call import Call
-from fullgrad.adoption._operator import applied
+from fullgrad.adoption._adopted import applied
+from fullgrad.adoption._class_call import ClassCall
 from fullgrad.adoption._scope import Options
 from fullgrad.adoption._tensors import Maybe, Refused, may_differ
 
@@ -41,7 +41,7 @@ _MUTABLE = (
 )
 
 
-class OperatorCall(Call):
+class OperatorCall(ClassCall):
     """One call of an operator, by what `torch.library.register_autograd` was given.
 
     A tensor in a list is an argument of its own, and a result of its own.

@@ -11,22 +11,14 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._core import checks
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
 from fullgrad._engine.call import Call, Result
+from fullgrad._engine.changes import Surroundings
+from fullgrad._engine.checks import check_like, gradients_of
 from fullgrad._engine.closure import Closure, Refusing
-from fullgrad._engine.held import frozen
+from fullgrad._engine.copies import frozen
+from fullgrad._engine.differentiated import is_differentiated, may_differ
 from fullgrad._engine.operator import Made, P, R
-from fullgrad._engine.rule import (
-    Maybe,
-    Rule,
-    by_reference,
-    check_like,
-    declared,
-    gradients_of,
-    is_differentiated,
-    may_differ,
-    scattered,
-    transpose,
-)
-from fullgrad._engine.surroundings import Surroundings
+from fullgrad._engine.rule import Maybe, Rule, declared
+from fullgrad._engine.transpose import by_reference, scattered, transpose
 from fullgrad._engine.values import METHODS, values_by
 
 
@@ -95,9 +87,8 @@ def with_reference(
 
     Source: the design is fullgrad's own; ``jax.pure_callback`` has the same ways to batch.
     """
-    for name, f in (("kernel", kernel), ("reference", reference), ("backward", backward), ("jvp", jvp), ("like", like)):
-        if not callable(f) and not (f is None and name not in ("kernel", "reference")):
-            raise TypeError(f"with_reference: `{name}` must be callable, got a value of type {type(f).__name__}.")
+    optional = {name: f for name, f in (("backward", backward), ("jvp", jvp), ("like", like)) if f is not None}
+    checks.callables("with_reference", kernel=kernel, reference=reference, **optional)
     checks.choice("with_reference", "vmap_method", vmap_method, METHODS)
     constant = (nondiff_outnums,) if isinstance(nondiff_outnums, int) else tuple(nondiff_outnums)
     if not all(isinstance(i, int) and i >= 0 for i in constant):
@@ -215,7 +206,7 @@ class _Reference:
         values = self._values(
             Refusing(label, self.owner.backward), value, lambda *given: Result([given[i] for i in where]), [*inputs, *cotangents]
         ).release()
-        of_gradient = by_reference(lambda *all: transpose(self._floating, all[:m], where)(*all[m:]))
+        of_gradient = by_reference(lambda *all: transpose(self.again, all[:m], where)(*all[m:]))
         if is_differentiated([*x, *cotangents]):
             values = declared(of_gradient, values, [*x, *cotangents])
         return scattered(m + len(y), where, values)
@@ -257,9 +248,6 @@ class _Reference:
             return [None] * len(self.where)
         leaves = self.structure.flattened(found, f"{self.owner.label}: the result of `jvp`")
         return [leaves[i] for i in self.where]
-
-    def _floating(self, *all: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.again(*all))
 
     def _forward(self, tensors: Sequence[Tensor]) -> Result:
         def value(kernel: Callable[..., Any], *given: Tensor) -> Result:

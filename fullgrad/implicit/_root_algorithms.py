@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad._core.autocast import matmul
 from fullgrad._dispatch import (
     has_data,
@@ -18,9 +19,9 @@ from fullgrad._dispatch import (
     transforms_active,
 )
 from fullgrad._engine.call import Result
-from fullgrad.implicit._equation import flat, gradient, unflat
-from fullgrad.implicit._linear import nonzero, norm
-from fullgrad.implicit._residual import check_solution, vector_of
+from fullgrad.implicit._checks import check_solution, vector_of
+from fullgrad.implicit._linear_algorithms import nonzero, norm
+from fullgrad.implicit._vectors import flat, gradient, unflat
 
 
 def newton(f: Callable[[Any], Any], init: Any, *, tol: float | None = None, maxiter: int = 50) -> Any:
@@ -171,8 +172,7 @@ def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: in
 
     Source: Burden, Faires, Numerical analysis, 1985.
     """
-    if not callable(f):
-        raise TypeError(f"implicit.bisection: `f` must be callable, got a value of type {type(f).__name__}.")
+    checks.callables("implicit.bisection", f=f)
     low, high = torch.broadcast_tensors(*[torch.as_tensor(v) for v in (low, high)])
     dtype = torch.promote_types(low.dtype, high.dtype)
     if not dtype.is_floating_point:
@@ -193,8 +193,7 @@ def bisection(f: Callable[[Tensor], Tensor], low: Any, high: Any, *, maxiter: in
 
 def _of_vectors(name: str, f: Callable[[Any], Any], init: Any) -> tuple[Any, Tensor, Callable[[Tensor], Any]]:
     """A function of structures as one of vectors, the vector of its argument, and the way back."""
-    if not callable(f):
-        raise TypeError(f"implicit.{name}: `f` must be callable, got a value of type {type(f).__name__}.")
+    checks.callables(f"implicit.{name}", f=f)
     structure = Result(init)
     like = structure.release()
     check_solution(f"implicit.{name}", like)

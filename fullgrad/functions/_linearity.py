@@ -22,9 +22,9 @@ from fullgrad._dispatch import (
     unwrap_legacy_batched,
     without_modes,
 )
-from fullgrad._engine.linearity import is_linear, wider
+from fullgrad._engine.differentiated import is_floating, may_differ
+from fullgrad._engine.linearity import is_linear, random_like, wider
 from fullgrad._engine.random_states import same_draws
-from fullgrad._engine.rule import is_floating, may_differ
 
 _MOST = 16  # verdicts by the values of constants; for one that changes at each call, its type tells after that
 
@@ -93,7 +93,7 @@ def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like:
     traced = is_tracing() or not all(has_data(innermost(x)) for x in inputs)
 
     def points() -> tuple[list[Tensor], list[Tensor]]:
-        x = [_random(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
+        x = [random_like(x.shape, x.dtype, x.device) if traced else first_sample(x) for x in inputs]
         # A rule may look linear where an input is 0. Other numbers need not fit it.
         return x, [torch.where(t == 0, torch.randn_like(t), t) if may_differ(t) else t for t in x]
 
@@ -118,7 +118,7 @@ def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like:
             return linear_in(near, like)
 
     def linear_in(x: Sequence[Tensor], kinds: Sequence[Any], is_wide: bool = False) -> bool:
-        v, of = below_transforms(lambda: [_random(*own) for own in kinds]), function(is_wide)
+        v, of = below_transforms(lambda: [random_like(*own) for own in kinds]), function(is_wide)
         precisions: list[torch.dtype] = []
 
         def results(*v: Tensor) -> list[Tensor]:
@@ -150,8 +150,3 @@ def _try_linear(function: Callable[[bool], Any], inputs: Sequence[Tensor], like:
 def widened(like: Sequence[Any]) -> list[Any]:
     """The shapes, dtypes and devices of tensors in float64."""
     return [(shape, wider(dtype), device) for shape, dtype, device in like]
-
-
-def _random(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    sizes = [getattr(getattr(n, "node", None), "hint", n) for n in shape]  # symbolic sizes have a hint
-    return (torch.randn if is_floating(dtype) else torch.zeros)(sizes, dtype=dtype, device=device)

@@ -8,7 +8,9 @@ from torch import Generator, Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.noise import gumbel_like, noise_for, normal_like
-from fullgrad._engine.rule import by_reference, declared, is_differentiated
+from fullgrad._engine.differentiated import is_differentiated
+from fullgrad._engine.rule import declared
+from fullgrad._engine.transpose import by_reference
 
 DISTRIBUTIONS = {"normal": normal_like, "gumbel": gumbel_like}
 

@@ -1,0 +1,76 @@
+"""Batches of code: by `torch.vmap`, also of None; and of code that torch cannot batch, sample by sample or all at once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgrad._engine.random_states import DrawsOfSamples
+
+Tensors = Sequence[Tensor]
+
+
+def vmap_with_nones(
+    function: Callable[..., Sequence[Tensor | None]],
+    args: Sequence[Tensor | None],
+    in_dims: Sequence[int | None],
+    size: int,
+    randomness: str,
+) -> list[Tensor | None]:
+    """``torch.vmap(function, in_dims)(*args)`` where arguments and results may be None, and no argument needs to be batched."""
+    returned: list[bool] = []
+
+    def without_nones(_: Tensor, *args: Tensor | None) -> tuple[Tensor, ...]:
+        results = function(*args)
+        returned[:] = [r is not None for r in results]
+        return tuple([r for r in results if r is not None])
+
+    # torch.vmap wants a batched argument, which a function that draws need not have.
+    dims = (0, *[None if t is None else d for t, d in zip(args, in_dims, strict=True)])
+    results = iter(torch.vmap(without_nones, dims, randomness=randomness)(torch.empty(size), *args))
+    return [next(results) if there else None for there in returned]
+
+
+class Batch:
+    """Code for each sample of a batch, or for all of them at once, the batch of the results in front."""
+
+    def __init__(self, inner: Any, dims: Sequence[int | None], randomness: str) -> None:
+        self.inner, self.method, self.dims, self.randomness = inner, inner.method, dims, randomness
+
+    def innermost(self) -> Any:
+        """The code of one sample."""
+        return self.inner.innermost()
+
+    def size(self, tensors: Tensors, leading: int = 0) -> int:
+        """The size of the batch, which in a graph may change from call to call."""
+        return next(t.shape[d + leading if d >= 0 else d] for t, d in zip(tensors, self.dims, strict=True) if d is not None)
+
+    def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
+        size = self.size(tensors, leading)
+        if self.method == "broadcast":
+            pairs = zip(tensors, self.dims, strict=True)
+            # The batch comes behind those of outer batches.
+            return self.inner.run([in_front(t, d, size, leading) for t, d in pairs], leading + 1)
+        if not size:
+            return self.like(tensors)
+        draws, samples = DrawsOfSamples(self.randomness), []
+        for i in range(size):
+            draws.begin()
+            sample = [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
+            samples.append([y.clone() for y in self.inner.run(sample)])  # as code may return one buffer for each sample
+            if draws.are_refused(more_follow=i < size - 1):
+                raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
+        return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]
+
+    def like(self, tensors: Tensors) -> list[Tensor]:
+        dims = [None if d is None else d % t.ndim for t, d in zip(tensors, self.dims, strict=True)]
+        sample = [t if d is None else t.new_empty([*t.shape[:d], *t.shape[d + 1 :]]) for t, d in zip(tensors, dims, strict=True)]
+        return [y.new_empty([self.size(tensors), *y.shape]) for y in self.inner.like(sample)]
+
+
+def in_front(tensor: Tensor, dim: int | None, size: int, leading: int) -> Tensor:
+    """A tensor with its batch behind some leading dimensions, which ``dim`` does not count."""
+    if dim is None:
+        return tensor.unsqueeze(leading).expand(*tensor.shape[:leading], size, *tensor.shape[leading:])
+    return tensor.movedim(dim % (tensor.ndim - leading) + leading, leading)

@@ -114,6 +114,7 @@ from fullgrad._dispatch.torch_private import (
     level_of,
     make_dual,
     mark_for_dynamo,
+    onnx_opset,
     operator_database,
     operator_of_class,
     output_metadata,

@@ -274,6 +274,23 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting() if found is None else found
 
 
+def onnx_opset() -> int:
+    """The version of operators that a running `torch.onnx.export` asks for, or 0. torch says that it runs, and its version stands
+    in a frame of the exporter alone; a node of a later version would fail. Unknown is 0, with nodes of the first version.
+    """
+    exporter = sys.modules.get("torch.onnx._internal.exporter._compat")
+    code = getattr(getattr(exporter, "export_compat", None), "__code__", None)
+    if code is None or not torch.onnx.is_in_onnx_export():
+        return 0
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            found = frame.f_locals.get("opset_version")
+            return found if isinstance(found, int) else 0
+        frame = frame.f_back
+    return 0
+
+
 # A method that torch.jit.script calls before it reads a function's source. Without it the error is torch's own.
 SCRIPT_HOOK = "__prepare_scriptable__"
 

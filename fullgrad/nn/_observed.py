@@ -54,7 +54,7 @@ class Observer:
         self._parts.append((sample, low, high, x.abs().double().sum(), torch.tensor(x.numel())))
 
     def seen(self) -> Seen | None:
-        """What is known of all, or None if there were no numbers."""
+        """The numbers of all batches, or None if there were none."""
         if not self._parts:
             return None
         samples, lows, highs, totals, counts = zip(*self._parts, strict=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import fullgrad
 from fullgrad import quantizers
 from fullgrad.testing._subject import equal
 
@@ -184,3 +185,92 @@ def test_onnx_has_quantize_linear(name, tmp_path):
     clip = [["Clip"], ["Max", "Min"]] if small else [[]]
     assert kinds in [["QuantizeLinear", "DequantizeLinear", *nodes] for nodes in clip]
     equal(found, module(x).detach())
+
+
+def onnx_model(model, x, path, opset=20):
+    """An ONNX file of a quantized model, for any size of the batch."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    with torch.no_grad():
+        batch = ({0: torch.export.Dim("batch")},)
+        how = {"dynamo": True, "verbose": False, "external_data": False, "opset_version": opset, "dynamic_shapes": batch}
+        torch.onnx.export(model.eval(), (x,), path, **how)
+
+
+def run_optimized(path, x, level):
+    """The output of onnxruntime at a level of optimization, with the kinds of nodes and the types of constants after it."""
+    import onnx
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = f"{path}.optimized"
+    options.log_severity_level = 3  # it warns that the optimized model is for this machine
+    session = onnxruntime.InferenceSession(path, options)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    graph = onnx.load(f"{path}.optimized").graph
+    kinds, types = [node.op_type for node in graph.node], onnx.TensorProto.DataType
+    return torch.tensor(found), kinds, {types.Name(constant.data_type) for constant in graph.initializer}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
+
+
+# How a network is quantized, the opset, and the types of its constants, besides float32.
+SCHEMES = {
+    "4 bits": ({"weights": 4, "activations": 4, "biases": True}, 21, {"INT4", "UINT4", "INT32"}),
+    "4 bits before there were any": ({"weights": 4, "activations": 4}, 20, {"INT8"}),
+    "16 bits": ({"activations": 16}, 21, {"INT8", "INT16", "UINT16", "INT32"}),
+    "groups": ({"weights": 4, "activations": None, "group_size": 16}, 21, {"INT4"}),
+    "zero points": ({"asymmetric": True, "biases": True}, 20, {"INT8", "UINT8", "INT32"}),
+    "dynamic": ({"dynamic": True}, 20, {"INT8"}),
+}
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SCHEMES)
+def test_onnx_files_of_any_batch_keep_their_integers(name, tmp_path):
+    """onnxruntime writes weights as integers of the smallest type that the opset has, and has the numbers of torch for another
+    batch. It rounds a bias where it finds both scales, which `biases` has done before.
+    """
+    how, opset, types = SCHEMES[name]
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    model, path = fullgrad.nn.quantize_(network(), data=[x], **how), str(tmp_path / "model.onnx")
+    onnx_model(model, x, path, opset)
+    found, kinds, constants = run_optimized(path, x[:7], "ORT_ENABLE_BASIC")
+    assert constants - {"FLOAT", "INT64"} == types
+    assert "DequantizeLinear" in kinds
+    torch.testing.assert_close(found, model(x[:7]).detach(), rtol=0, atol=2e-5)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_kernels_of_integers_have_the_numbers_of_torch(tmp_path):
+    """With rounded biases, and codes of weights below 64: two products of larger ones do not fit into the 16 bits in which some
+    processors add them.
+    """
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)]
+    x = torch.randn(8, 3, 10, 10)
+    model = fullgrad.nn.quantize_(nn.Sequential(*layers), data=[x], biases=True, outputs={"2": 8})
+    for layer in (layers[0], layers[2], layers[5]):
+        layer.weight_quantizer.scale.data.mul_(127 / 63)
+    path = str(tmp_path / "model.onnx")
+    onnx_model(model, x, path)
+    found, kinds, _ = run_optimized(path, x[:3], "ORT_ENABLE_ALL")
+    assert kinds.count("QLinearConv") == 2
+    torch.testing.assert_close(found, model(x[:3]).detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.long
+def test_other_exports_know_no_onnx():
+    """Nodes of ONNX have no value in torch; they are in no program of `torch.export`."""
+    x = torch.randn(4, 64)
+    model = fullgrad.nn.quantize_(network(), 4, 4, data=[x])
+    with torch.no_grad():
+        program = torch.export.export(model, (x,))
+    assert not any("onnx" in target for target in targets(program))
+    equal(program.module()(x), model(x))

@@ -45,14 +45,22 @@ def with_whole_rows(x: Tensor, dim: int) -> Tensor:
 
 
 def along_rows(
-    name: str, function: Callable[..., Tensor], x: Tensor, dim: int | Sequence[int], *vectors: Tensor, keeps_dim: bool = True
+    name: str,
+    function: Callable[..., Tensor],
+    x: Tensor,
+    dim: int | Sequence[int],
+    *vectors: Tensor,
+    keeps_dim: bool = True,
+    more: int = 0,
 ) -> Tensor:
-    """``function(x, *vectors)``, plain code along dimensions of ``x``; distributed tensors go by shards with whole rows."""
+    """``function(x, *vectors)``, plain code along dimensions of ``x``; distributed tensors go by shards with whole rows. The
+    result has ``more`` dimensions in the end.
+    """
     if not any_distributed((x, *vectors)):
         return function(x, *vectors)
     dims = {d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim) if x.ndim}
     labels = tuple([None if d in dims else d for d in range(x.ndim)])
-    outputs = labels if keeps_dim else tuple([d for d in labels if d is not None])
+    outputs = (labels if keeps_dim else tuple([d for d in labels if d is not None])) + (None,) * more
     return distributed_module().run_code(name, function, (x, *vectors), ([labels, *[(None,) * v.ndim for v in vectors]], outputs))
 
 

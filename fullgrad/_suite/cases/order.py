@@ -391,6 +391,26 @@ SHORT = {
 }
 
 
+def _logarithms(name: str, method: str) -> Case:
+    options, formula, *_ = STATISTICS[name]
+    call = functools.partial(getattr(soft, name), **options, method=method, return_log_probs=True)
+    return Case(
+        name=f"soft.{name} {method} logarithms",
+        covers=(f"soft.{name}",),
+        operator=lambda x, s: call(x, softness=s),
+        inputs=(X, torch.tensor(SOFT, dtype=torch.float64)),
+        surrogate=lambda x, s: torch.log(formula(x, s, "smooth", method)),
+        smooth_forwards={},
+        max_saved_bytes=None,
+        of="rows",
+        elementwise=False,
+        long=True,
+    )
+
+
+LOGARITHMS = [_logarithms("argmin", "softsort"), _logarithms("argsort", "softsort"), _logarithms("argsort", "neuralsort")]
+
+
 MU, NU = torch.softmax(numbers(2, 3, scale=0.5, seed=5), -1), torch.softmax(numbers(2, 4, scale=0.5, seed=6), -1)
 WIDTH = torch.tensor(0.7, dtype=torch.float64)
 
@@ -507,6 +527,7 @@ WITH_OR_WITHOUT_WEIGHTS = [
 
 
 CASES = [
+    *LOGARITHMS,
     *PROJECTIONS,
     *KERNELS,
     *[

@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._log_weights import log_weights
 from fullgrad.soft.order._operators.extremum import extremum_operator
 from fullgrad.soft.order.methods import PermutationMethod
 
@@ -16,6 +18,8 @@ def argmax(
     mode: Mode = "smooth",
     method: PermutationMethod = "softsort",
     standardize: bool = True,
+    *,
+    return_log_probs: bool = False,
 ) -> Tensor:
     r"""The index of the largest element, as weights.
 
@@ -39,6 +43,8 @@ def argmax(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
+        return_log_probs: Whether the values are the logarithms of the weights, finite where these underflow: in smooth mode, by
+            softsort or neuralsort.
 
     Returns:
         The weights, in a new last dimension: the shape of ``x`` without ``dim``, and n last.
@@ -46,7 +52,7 @@ def argmax(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown.
+            unknown, or has weights that may be 0 with ``return_log_probs``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -57,6 +63,9 @@ def argmax(
     Source: ``softtorch.argmax``; Prillo, Eisenschlos, https://arxiv.org/abs/2006.16038 (softsort); Grover et al.,
     https://arxiv.org/abs/1903.08850 (neuralsort).
     """
+    checks.flag("argmax", "return_log_probs", return_log_probs)
+    if return_log_probs:
+        return log_weights("argmax", x, dim, softness, mode, method, standardize, keepdim=keepdim, largest=True)
     options = mode, method, standardize, True, "weights", False
     return extremum_operator("argmax", x, dim, keepdim, softness, options, largest=True)
 

@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from fullgrad._core import checks
 from fullgrad.soft._mode_names import Mode
 from fullgrad.soft._relaxation import Softness
+from fullgrad.soft.order._log_weights import log_weights
 from fullgrad.soft.order._operators.sort import sort_operator
 from fullgrad.soft.order.methods import PermutationMethod
 
@@ -16,6 +18,8 @@ def argsort(
     mode: Mode = "smooth",
     method: PermutationMethod = "neuralsort",
     standardize: bool = True,
+    *,
+    return_log_probs: bool = False,
 ) -> Tensor:
     r"""The order of the elements, as the weights of each element in each position.
 
@@ -49,6 +53,8 @@ def argsort(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"hard"``, which is torch's function with torch's derivative.
         method: ``"softsort"``, ``"neuralsort"``, ``"ot"`` or ``"sorting_network"``.
         standardize: Whether the softness is relative to the spread of the row.
+        return_log_probs: Whether the values are the logarithms of the weights, finite where these underflow: in smooth mode, by
+            softsort or neuralsort.
 
     Returns:
         The weights: the positions where ``dim`` was, and the elements in a new last dimension.
@@ -56,7 +62,7 @@ def argsort(
     Raises:
         TypeError: ``x`` is not a real tensor, ``softness`` is not a real number or tensor, or ``dim`` is not an integer.
         ValueError: ``softness`` is a number that is not positive or a tensor with dimensions, or ``mode`` or ``method`` is
-            unknown.
+            unknown, or has weights that may be 0 with ``return_log_probs``.
         IndexError: ``x`` has no such dimension.
 
     Example:
@@ -70,6 +76,9 @@ def argsort(
     https://arxiv.org/abs/1903.08850 (neuralsort); Cuturi, Teboul, Vert, https://arxiv.org/abs/1905.11885 (ot); Petersen et al.,
     https://arxiv.org/abs/2105.04019 (sorting_network).
     """
+    checks.flag("argsort", "return_log_probs", return_log_probs)
+    if return_log_probs:
+        return log_weights("argsort", x, dim, softness, mode, method, standardize, descending=descending)
     options = mode, method, standardize, True, "weights", False
     return sort_operator("argsort", x, dim, descending, softness, options)
 

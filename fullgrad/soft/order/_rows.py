@@ -10,6 +10,7 @@ from fullgrad._dispatch import at_least, finite_extremes, row_sum, row_totals
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft._relaxation import Softness, divisor
 from fullgrad.soft.order._numbers import origin_between, row_origin, weighted
+from fullgrad.soft.order.projections.simplex import log_softmax, project
 
 # The variance that is added to the variance of a row.
 EPSILON = 1e-6
@@ -19,7 +20,8 @@ class Rows(NamedTuple):
     """Rows along the last dimension, in float32 at least.
 
     ``x`` holds the values less ``origin``, a constant of the row, if there is one. ``z`` holds the numbers that are compared: x,
-    or x standardized, with ``mean`` and ``deviation`` in units of ``unit``.
+    or x standardized, with ``mean`` and ``deviation`` in units of ``unit``. ``log``, in smooth mode: logarithms take the place of
+    weights.
     """
 
     x: Tensor
@@ -30,6 +32,11 @@ class Rows(NamedTuple):
     mean: Tensor | None = None
     deviation: Tensor | None = None
     unit: Tensor | None = None
+    log: bool = False
+
+    def project(self, v: Tensor) -> Tensor:
+        """The weights of scores (…, n), or their logarithms."""
+        return log_softmax(v) if self.log else project(v, self.mode)
 
     @property
     def u(self) -> Tensor:

@@ -31,7 +31,7 @@ class NeuralSort(Method):
     def weights(self, rows: Rows, places: Tensor | None = None) -> Tensor:
         u = _centered(rows.u)
         places = torch.arange(rows.n, device=u.device) if places is None else places
-        return project(_scores_at(places, rows.n, u, distances(u, rows.mode)), rows.mode)
+        return rows.project(_scores_at(places, rows.n, u, distances(u, rows.mode)))
 
     def values(self, rows: Rows) -> Tensor:
         u, x = _centered(rows.u), rows.x

@@ -13,7 +13,6 @@ from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window
 from fullgrad.soft.order.methods._method import Method
-from fullgrad.soft.order.projections.simplex import project
 
 # Matrices up to this many elements are computed as a matrix. Measured forward and backward by
 # `sort_st`: one row of 384 takes 0.9 ms as a matrix and 2.0 ms as scans in smooth mode, one of
@@ -32,7 +31,7 @@ class SoftSort(Method):
         return _distance_weights(a, rows.z, rows)
 
     def largest_weights(self, rows: Rows) -> Tensor:
-        return project((rows.z - row_largest(rows.z)) / rows.softness, rows.mode)
+        return rows.project((rows.z - row_largest(rows.z)) / rows.softness)
 
     def values(self, rows: Rows) -> Tensor:
         a, order = torch.sort(rows.z, dim=-1)
@@ -50,7 +49,7 @@ def _distance_weights(a: Tensor, z: Tensor, rows: Rows) -> Tensor:
     The difference comes before the softness: after the division, numbers may be equal, or infinite.
     """
     softness = rows.softness.unsqueeze(-1) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness
-    return project((a.unsqueeze(-1) - z.unsqueeze(-2)).abs() / -softness, rows.mode)
+    return rows.project((a.unsqueeze(-1) - z.unsqueeze(-2)).abs() / -softness)
 
 
 def _smoothed(a: Tensor, h: Tensor, rows: Rows) -> Tensor:

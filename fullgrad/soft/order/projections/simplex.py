@@ -84,6 +84,14 @@ def project(v: Tensor, mode: str) -> Tensor:
     return e / row_sum(e)
 
 
+def log_softmax(v: Tensor) -> Tensor:
+    """The logarithm of the projection in smooth mode, of weights that underflow, too."""
+    if not rows_are_split():
+        return torch.log_softmax(v, -1)
+    v = v - row_largest(v)
+    return v - torch.log(row_sum(torch.exp(v)))
+
+
 class Excess(RowFunction):
     r"""The excess of the elements of a row over the threshold at which the powers of the excess sum to 1.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullgrad._dispatch import ordered, pytree
+from fullgrad._engine.held import content
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.watching import seen
 
@@ -156,7 +157,7 @@ def holds_tensors(value: Any, depth: int = 4) -> bool:
     parts = list(getattr(value, "__dict__", {}).values())
     parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
     if isinstance(value, types.FunctionType):
-        parts += [cell.cell_contents for cell in value.__closure__ or () if _has_value(cell)]
+        parts += [content((cell, None, None)) for cell in value.__closure__ or ()]
     elif isinstance(value, functools.partial):
         parts += [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, Mapping):
@@ -166,13 +167,6 @@ def holds_tensors(value: Any, depth: int = 4) -> bool:
     elif getattr(getattr(value, "dtype", None), "hasobject", False):  # an array of numpy
         parts += list(value.flat)
     return any(holds_tensors(part, depth - 1) for part in parts)
-
-
-def _has_value(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that has no value yet
-        return False
 
 
 def refuse_hidden(label: str, leaves: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from fullgrad._dispatch import (
 from fullgrad._engine.call import tensors_of
 from fullgrad._engine.changes import Surroundings, changed, exchanged, in_graph, versions_of
 from fullgrad._engine.copies import frozen, substituted
-from fullgrad._engine.differentiated import is_differentiated, leaves_of
+from fullgrad._engine.differentiated import is_differentiated, is_differentiated_by_others, leaves_of
 from fullgrad._engine.held import Place, generators_in, has_compiled_code, held, held_in, is_globals, places
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.replay import Replay
@@ -156,7 +156,7 @@ class Closure(Captures):
         for t, value in zip(found, seen(found), strict=True):
             if level_of(t) or value is not t:
                 self.noted(t)
-        self._settle()
+        self.captured.settle(self.tensors)
         return list(seen(self.tensors))
 
     def hold_unused(self) -> None:
@@ -202,7 +202,7 @@ class Closure(Captures):
 
     def release(self) -> tuple[list[Tensor], "Captured"]:
         """The noted tensors, which autograd alone keeps from now on, and what calls functions with others in their places."""
-        self._settle()
+        self.captured.settle(self.tensors)
         tensors, own, self.tensors, self.held, self.known = self.tensors, self.captured, [], [], set()
         if own.is_plain:
             own.surroundings = Surroundings(self.name, *map(frozen, self.functions), *self.objects, but=tensors)
@@ -269,12 +269,8 @@ class Closure(Captures):
         for t in matter:
             if id(t) in held:
                 self.noted(t)
-        self._settle()
+        self.captured.settle(self.tensors)
         return True
-
-    def _settle(self) -> None:
-        needed = are_differentiated(seen(self.tensors)) if self.tensors else []
-        self.captured.settle(self.tensors, needed)
 
 
 class Captured:
@@ -302,8 +298,9 @@ class Captured:
         self.is_traced = in_graph()  # in which constants are not noted
         self.refs: list[tuple[weakref.ref[Tensor], bool]] = []  # the noted tensors, and whether each needs a derivative
 
-    def settle(self, tensors: Sequence[Tensor], needed: Sequence[bool]) -> None:
+    def settle(self, tensors: Sequence[Tensor]) -> None:
         """Keep the positions of the noted tensors, by which values stand in their places."""
+        needed = are_differentiated(seen(tensors)) if tensors else []
         positions = {id(t): i for i, t in enumerate(tensors)}
         self.states = [(m, {name: positions.get(id(t), t) for name, t in state.items()}) for m, state in self.states]
         self.refs = [(weakref.ref(t), need) for t, need in zip(tensors, needed, strict=True)]
@@ -423,10 +420,7 @@ def _shows_others(result: Any, given: Sequence[Tensor]) -> bool:
     tensors = tensors_of(result)
     if any(level_of(y) > max([current_level(), *map(level_of, given)]) for y in tensors):
         return True
-    if not is_differentiated(tensors):
-        return False
-    # Code may have made its arguments, which are of this call alone, require a gradient.
-    return transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(tensors) <= {id(t) for t in given}
+    return is_differentiated_by_others(tensors, given)
 
 
 def _are_leaves(tensors: Sequence[Tensor]) -> bool:

@@ -41,9 +41,13 @@ def substituted(value: Any, others: Mapping[int, Tensor], seen: frozenset[int] =
         space = {**space, **changed} if changed else space
     if defaults is value.__defaults__ and space is value.__globals__ and _same(cells, value.__closure__ or ()):
         return value
-    copy = types.FunctionType(value.__code__, space, value.__name__, defaults, tuple(cells))
-    copy.__kwdefaults__ = value.__kwdefaults__
-    vars(copy).update(vars(value))
+    return _copied(value, space, defaults, cells)
+
+
+def _copied(function: Any, space: dict[str, Any], defaults: Any, cells: Iterable[Any]) -> Any:
+    copy = types.FunctionType(function.__code__, space, function.__name__, defaults, tuple(cells))
+    copy.__kwdefaults__ = function.__kwdefaults__
+    vars(copy).update(vars(function))  # by which a compiled function is known
     return copy
 
 
@@ -72,7 +76,4 @@ def frozen(function: Any) -> Any:
             cells.append(types.CellType(cell.cell_contents))
         except ValueError:  # a name that has no value yet
             cells.append(cell)
-    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
-    copy.__kwdefaults__ = function.__kwdefaults__
-    vars(copy).update(vars(function))  # by which a compiled function is known
-    return copy
+    return _copied(function, function.__globals__, function.__defaults__, cells)

@@ -27,6 +27,13 @@ def is_differentiated(tensors: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])  # noqa: C419  # on the hot path
 
 
+def is_differentiated_by_others(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> bool:
+    """Whether one of some tensors has a derivative by others than the given ones, which code may have made require a gradient."""
+    if not is_differentiated(tensors):
+        return False
+    return transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(tensors) <= {id(t) for t in given}
+
+
 def leaves_of(tensors: Sequence[Tensor]) -> set[int]:
     """The identities of the leaf tensors of graphs."""
     found, seen, stack = set(), set(), [t.grad_fn for t in tensors]

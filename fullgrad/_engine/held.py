@@ -38,7 +38,7 @@ def places(*functions: Any) -> list[Place]:
     while True:
         walk = _Walk(names)
         walk.run(functions)
-        if walk.is_complete():
+        if walk.at_first_look in (None, walk.names):  # all names were known where attributes were looked for
             return walk.found
         names = walk.names  # one function reads an attribute of what another one holds
 
@@ -109,10 +109,6 @@ class _Walk:
         self.names, self.at_first_look = names, None
         self.owners: set[int] = set()  # of methods, whose code says what it reads; another module is called
         self.waiting: collections.deque[tuple[Any, int]] = collections.deque()
-
-    def is_complete(self) -> bool:
-        """Whether all names were known where attributes were looked for."""
-        return self.at_first_look is None or self.at_first_look == self.names
 
     def run(self, values: Iterable[Any]) -> None:
         """Add the places in some objects, and in those that are found there."""

@@ -11,17 +11,14 @@ from torch import Tensor
 from fullgrad._dispatch import (
     Moving,
     active_transforms,
-    forward_mode_is_on,
     in_legacy_vmap,
-    is_tracing,
     legacy_detach,
-    transforms_active,
     with_memory,
 )
 from fullgrad._engine.call import Result, tensors_of
 from fullgrad._engine.changes import CHANGED, versions_of
 from fullgrad._engine.closure import Closure, Refusing
-from fullgrad._engine.differentiated import is_differentiated, leaves_of
+from fullgrad._engine.differentiated import is_differentiated_by_others
 from fullgrad._engine.opaque import Function_, Tensors, opaque_values
 
 METHODS = ("map", "sequential", "broadcast")
@@ -69,9 +66,6 @@ def values_of(
     results = tensors_of(result)
     if any(isinstance(t, Moving) for t in results):
         raise RuntimeError(message())
-    if is_differentiated(results) and (
-        # Code may have made its arguments, which are of this call alone, require a gradient.
-        transforms_active() or forward_mode_is_on() or is_tracing() or not leaves_of(results) <= {id(t) for t in given}
-    ):
+    if is_differentiated_by_others(results, given):
         raise RuntimeError(message())
     return result

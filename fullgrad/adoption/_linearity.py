@@ -50,7 +50,8 @@ def tangents_by(call: Call, flat: Maybe, tangents: Maybe, zeros: Sequence[Any]) 
         raise Refused(call.refusal)
     found = call.verdict or _verdicts.get(call.cls, {}).get(_key(call))
     if found == TRANSPOSE:
-        push = vjp(_pull(call, flat, tangents, zeros), *[_generic(zeros[i]) for i in call.free])[1]
+        generic = [torch.full(zeros[i].args[0], GENERIC, **zeros[i].keywords) for i in call.free]
+        push = vjp(_pull(call, flat, tangents, zeros), *generic)[1]
         pushed = dict(zip(call.free, push(tuple(t for t in tangents if t is not None)), strict=True))
         return [pushed.get(i) for i in range(call.count)]
     if found == IDENTITY:
@@ -119,11 +120,6 @@ def _samples(tensors: Any) -> Any:
         return None
     pairs = [(t, 0) if t is None else unwrap_legacy_batched(t, 0) for t in tensors]
     return [t if t is None or not count else t[(0,) * count] for t, count in pairs]
-
-
-def _generic(zeros: Any) -> Tensor:
-    """A tensor like some zeros, of a number that no backward treats specially."""
-    return torch.full(zeros.args[0], GENERIC, **zeros.keywords)
 
 
 def _try(call: Call, tensors: Any, outs: Any) -> str:

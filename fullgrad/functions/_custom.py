@@ -28,6 +28,8 @@ class Custom(Made[P, R]):
 
     rules: str
     attributes: tuple[str, ...]  # in which it has them
+    main: str  # the one without which there is no rule
+    not_linear: str  # the message for a rule that is not linear
 
     def __init__(
         self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names, method: str = "map", like: Any = None
@@ -83,7 +85,7 @@ class Custom(Made[P, R]):
 
     def check_rules(self) -> None:
         """Refuse a function without rules."""
-        if not self.has_rules():
+        if getattr(self, self.main) is None:
             raise AttributeError(f"{self.label} has no rule; give it one by {self.rules}.")
 
     def values(self, call: "CustomCall", function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
@@ -110,16 +112,8 @@ class Custom(Made[P, R]):
         functions = (*self.parts(), *call.objects())
         return Replay(self.label, generators_in(functions, places(*functions)))
 
-    def has_rules(self) -> bool:
-        """Whether the rules have been given."""
-        raise NotImplementedError
-
     def differentiated(self, call: "CustomCall") -> Any:
         """The result of a call that is differentiated."""
-        raise NotImplementedError
-
-    def not_linear(self) -> str:
-        """The message for a rule that is not linear."""
         raise NotImplementedError
 
 

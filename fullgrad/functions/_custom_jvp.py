@@ -109,7 +109,11 @@ def custom_jvp(
 class CustomJVP(Custom[P, R]):
     """The function that `custom_jvp` returns."""
 
-    kind, rules, attributes = "custom_jvp", "defjvp or defjvps", ("rule",)
+    kind, rules, attributes, main = "custom_jvp", "defjvp or defjvps", ("rule",), "rule"
+    not_linear = (
+        "{} has no reverse mode: its rule is not linear in the tangents, or cannot be differentiated. Forward mode works, as by "
+        "jacfwd; or declare the gradient by custom_vjp."
+    )
     rule: Callable[..., Any] | None = None
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,9 +136,6 @@ class CustomJVP(Custom[P, R]):
         self.rule = functools.partial(_sum_of_rules, self, rules)
         self.renew()
 
-    def has_rules(self) -> bool:
-        return self.rule is not None
-
     def differentiated(self, call: CustomCall) -> Any:
         outer = constants_of_transposes(self, call.tensors)
         if outer and self.method == "map":
@@ -152,12 +153,6 @@ class CustomJVP(Custom[P, R]):
 
     def parts(self) -> list[Any]:
         return [self.function, self.rule]
-
-    def not_linear(self) -> str:
-        return (
-            f"{self.label} has no reverse mode: its rule is not linear in the tangents, or cannot be differentiated. Forward "
-            "mode works, as by jacfwd; or declare the gradient by custom_vjp."
-        )
 
 
 def _sum_of_rules(
@@ -215,7 +210,7 @@ class _JVPRule:
                 return push
 
             if self.owner.trials.refute(where, self.call.constants(), push_of, inputs, like):
-                raise NotImplementedError(self.owner.not_linear())
+                raise NotImplementedError(self.owner.not_linear.format(self.owner.label))
             return scattered(n, where, transposed(push_of(False), inputs, like)(*[g for g in cotangents if may_differ(g)]))
 
     def _checked(self, tangent: Any, like: Sequence[Any]) -> list[Tensor]:

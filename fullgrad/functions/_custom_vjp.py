@@ -116,7 +116,11 @@ def custom_vjp(
 class CustomVJP(Custom[P, R]):
     """The function that `custom_vjp` returns."""
 
-    kind, rules, attributes = "custom_vjp", "defvjp", ("fwd", "bwd", "jvp")
+    kind, rules, attributes, main = "custom_vjp", "defvjp", ("fwd", "bwd", "jvp"), "bwd"
+    not_linear = (
+        "{} has no forward mode: its rule is not linear in the cotangents, or cannot be differentiated. Reverse mode works, as "
+        'by jacrev; or declare the tangent: jvp="identity" if it is that of the identity, or custom_jvp.'
+    )
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
     jvp: str | None = None
@@ -131,9 +135,6 @@ class CustomVJP(Custom[P, R]):
         self.fwd, self.bwd = fwd, bwd
         self.renew()
 
-    def has_rules(self) -> bool:
-        return self.bwd is not None
-
     def rule_of(self, call: CustomCall) -> "VJPRule":
         """The rule of a call."""
         return VJPRule(self, call)
@@ -146,12 +147,6 @@ class CustomVJP(Custom[P, R]):
 
     def parts(self) -> list[Any]:
         return [self.function, self.fwd, self.bwd]
-
-    def not_linear(self) -> str:
-        return (
-            f"{self.label} has no forward mode: its rule is not linear in the cotangents, or cannot be differentiated. Reverse "
-            'mode works, as by jacrev; or declare the tangent: jvp="identity" if it is that of the identity, or custom_jvp.'
-        )
 
 
 class VJPRule:
@@ -213,7 +208,7 @@ class VJPRule:
             return back
 
         if self.owner.trials.refute(where, self.call.constants(), back_of, x, [v for v in like if is_floating(v[1])]):
-            raise NotImplementedError(self.owner.not_linear())
+            raise NotImplementedError(self.owner.not_linear.format(self.owner.label))
         return transposed(back_of(False), x, like)(*[t for t in given if t is not None])
 
     def wide(self) -> "VJPRule":

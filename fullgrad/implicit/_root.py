@@ -219,12 +219,12 @@ class Root(Made[P, R]):
     def __init__(self, *made_of: Any) -> None:
         kind, f, linear_solve, otherwise, terms, self.method, self.has_aux, tol, self.like, solver = made_of
         super().__init__(f"implicit.{kind}", solver)
-        self.made_of, self.kind = made_of, f"implicit.{kind}"
+        self.made_of, self.kind, self.given = made_of, f"implicit.{kind}", f
         left = {"root": left_of_root, "fixed_point": left_of_fixed_point, "argmin": None}[kind]
         self.stated = Stated(self.label, f, left, linear_solve, otherwise, tol, terms)
 
     def parts(self) -> list[Any]:
-        return [self.function, self.stated.f]
+        return [self.function, self.given]
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
@@ -248,7 +248,7 @@ class Solution:
         self.count = self.call.parts[0].count  # the tensors of `init`
         # The structure of `init` alone: a tracer calls `like` again when this call is over.
         self.init = pytree.tree_map(lambda v: v if v is None else 0.0, args[0])
-        self.closure = Closure(owner.label, owner.stated.f, objects=self.call.objects())
+        self.closure = Closure(owner.label, owner.given, objects=self.call.objects())
         check_kinds(self.label, self.call.tensors)
 
     def value(self) -> Any:

@@ -52,14 +52,14 @@ def _tangent(operator: Any, inputs: Any, where: Any, tangents: Any, value: Any, 
 
 def _derivative(transposed: bool, operator: Any, inputs: Any, where: Any, vectors: Any, value: Any) -> Any:
     """The derivative as a function of vectors, and whether its products may overflow; None if there is no closed form."""
-    if where != (0,) or not has_form(operator, inputs):
+    if where != (0,):
         return None
     if is_unrecorded((inputs[0], *vectors)):
         form = form_of(operator, inputs, value)
         if form is None:
             return None
         return form.gradient if transposed else form.tangent, isinstance(form.rows, MaskedRows)
-    if in_legacy_vmap() or is_tracing():
+    if not has_form(operator, inputs) or in_legacy_vmap() or is_tracing():
         return None
     x, *constants = inputs
     return lambda *given: FirstDerivative.apply(operator, transposed, tuple(constants), x, *given), True

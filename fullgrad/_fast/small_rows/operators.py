@@ -29,13 +29,13 @@ def topk(rows: SmallRows, dim: int, descending: bool, k: int) -> Any:
     return Weights(rows, SoftScores(rows, k), dim, dim)
 
 
-def extremum(rows: SmallRows, dim: int, largest: bool) -> Any:
+def extremum(rows: SmallRows, dim: int, largest: bool, value: Tensor | None = None) -> Any:
     """`Extremum` by softsort or neuralsort."""
     if rows.options[1] == "softsort":
         scores = IdentityScores(rows, largest)
     else:
         scores = NeuralScores(rows, rows.constants(rows.n - 1 if largest else 1 - rows.n), single=True)
-    return Weights(rows, scores, dim, None)
+    return Weights(rows, scores, dim, None, None, value)
 
 
 def quantile(rows: SmallRows, q: tuple[float, ...], dim: int, interpolation: str) -> Any:
@@ -77,33 +77,30 @@ _FORMS: dict[Any, tuple[Callable[..., int], Callable[..., Any]]] = {
 
 def has_form(operator: Any, inputs: Any) -> bool:
     """Whether some rows of an operator, with its inputs, have a form. All inputs but the first are constants."""
-    return has_kernel(operator, inputs) or _has_closed_form(operator, inputs)
+    return has_kernel(operator, inputs) or _closed_form(operator, inputs) is not None
 
 
-def _has_closed_form(operator: Any, inputs: Any) -> bool:
-    return (operator, inputs[-1][1]) in _FORMS and Tensor not in map(type, inputs[1:]) and _places_of(operator, inputs) > 0
-
-
-def _arguments(operator: Any, inputs: Any) -> tuple[Any, ...]:
-    """The inputs but the tensor, the softness and the options."""
-    return *inputs[1 : operator.dim_at - 1], *inputs[operator.dim_at : -1]
-
-
-def _places_of(operator: Any, inputs: Any) -> int:
-    """The number of places whose weights are computed."""
-    places, _ = _FORMS[operator, inputs[-1][1]]
-    return places(inputs[0].shape[inputs[operator.dim_at]], *_arguments(operator, inputs))
+def _closed_form(operator: Any, inputs: Any) -> tuple[Callable[..., Any], int, tuple[Any, ...]] | None:
+    """The closed form, the number of places whose weights are computed, and the inputs but the tensor, the softness and the
+    options; None if there is none.
+    """
+    if (operator, inputs[-1][1]) not in _FORMS or Tensor in map(type, inputs[1:]):
+        return None
+    places, form = _FORMS[operator, inputs[-1][1]]
+    arguments = *inputs[1 : operator.dim_at - 1], *inputs[operator.dim_at : -1]
+    count = places(inputs[0].shape[inputs[operator.dim_at]], *arguments)
+    return (form, count, arguments) if count > 0 else None
 
 
 def form_of(operator: Any, inputs: Any, value: Any = ()) -> Any:
     """The form of an operator for its inputs, by a kernel or closed, whose value may be known; None if there is none."""
     if has_kernel(operator, inputs):
         return kernel_form(operator, inputs)
-    if not _has_closed_form(operator, inputs):
+    found = _closed_form(operator, inputs)
+    if found is None:
         return None
-    _, form = _FORMS[operator, inputs[-1][1]]
-    x, softness, dim = inputs[0], inputs[operator.dim_at - 1], inputs[operator.dim_at]
-    rows = small_rows(x, softness, dim, inputs[-1], _places_of(operator, inputs))
+    form, places, arguments = found
+    rows = small_rows(inputs[0], inputs[operator.dim_at - 1], inputs[operator.dim_at], inputs[-1], places)
     if rows is None or (inputs[-1][1] == "neuralsort" and not has_few_pairs(rows)):
         return None
-    return form(rows, *_arguments(operator, inputs), *value)
+    return form(rows, *arguments, *value)

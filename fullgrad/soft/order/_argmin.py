@@ -31,7 +31,7 @@ def argmin(
         P_1, \qquad D_x = \frac{\partial P_1}{\partial x}
 
     with the row of weights :math:`P_1` of :func:`argsort`, which sum to 1: for ``softsort`` the projection of -z / s onto the
-    simplex, :func:`proj_simplex`. Saved: ``x``.
+    simplex, :func:`proj_simplex`. Saved: ``x``, for small rows in smooth mode also the weights.
 
     On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``ot``.
 

@@ -178,6 +178,19 @@ def pushed_in_units(
     return moved
 
 
+def saves_weights(output: Any, options: Options, methods: tuple[str, ...]) -> bool:
+    """Whether weights by these methods are saved: in smooth mode their derivative is a function of themselves. Those of large rows,
+    which have no closed form, are not.
+    """
+    mode, method, standardize, _, outputs, hard = options
+    soft = outputs == "weights" and mode == "smooth" and method in methods and standardize and not hard
+    return soft and output.dtype.itemsize > 2 and surely(output.numel() <= _LARGEST_SAVED)
+
+
+# Weights of up to this many elements are saved.
+_LARGEST_SAVED = 2**20
+
+
 def one_or_all(values: Any) -> Any:
     """The return value of a function: one tensor, or a tuple of several."""
     return values if len(values) > 1 else values[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs, one_hot, restore_keepdim
-from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax, saves_weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
 
 
@@ -62,6 +62,10 @@ class Extremum(OrderStatistic):
             return weights.to(x.dtype)
         values = rows.average(weights)
         return (values if largest else -values).to(x.dtype), weights.to(x.dtype)
+
+    @classmethod
+    def saves_value(cls, output: Any, options: Options) -> bool:
+        return saves_weights(output, options, ("softsort", "neuralsort"))
 
     @staticmethod
     def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:

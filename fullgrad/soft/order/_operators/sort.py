@@ -9,11 +9,8 @@ from fullgrad._core import checks
 from fullgrad._dispatch import surely
 from fullgrad.soft._relaxation import Softness
 from fullgrad.soft.order._outputs import Outputs, hard_outputs
-from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax
+from fullgrad.soft.order._statistic import Options, OrderStatistic, canonicalize_args, relax, saves_weights
 from fullgrad.soft.order.methods import WEIGHTED_SUM_METHODS
-
-# Weights of up to this many elements are saved.
-LARGEST_SAVED = 2**20
 
 
 def sort_operator(
@@ -67,10 +64,7 @@ class Sort(OrderStatistic):
 
     @classmethod
     def saves_value(cls, output: Any, options: Options) -> bool:
-        """In smooth mode the derivative of the weights is a function of themselves; those of large rows take too much memory."""
-        mode, method, standardize, _, outputs, hard = options
-        soft = outputs == "weights" and mode == "smooth" and method == "neuralsort" and standardize and not hard
-        return soft and output.dtype.itemsize > 2 and surely(output.numel() <= LARGEST_SAVED)
+        return saves_weights(output, options, ("neuralsort",))
 
     @staticmethod
     def of_rows(unit: Tensor, dim: int, weights: bool) -> Tensor:

@@ -11,7 +11,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from fullgrad._dispatch import (
+    Moving,
     are_differentiated,
+    current,
     current_level,
     forward_mode_is_on,
     has_data,
@@ -398,7 +400,7 @@ class _Mode(TorchFunctionMode):
     def __init__(self, closure: Closure, given: Sequence[Tensor], others: Sequence[tuple[Tensor, Tensor]], noting: bool) -> None:
         super().__init__()
         self.closure, self.level, self.noting, self.looks = closure, current_level(), noting, True
-        self.start = sequence_number()
+        self.start, self.curves = sequence_number(), current.curves
         self.function: Any = None  # the call in a derivative
         self.others = {id(t): (t, value) for t, value in others}
         self.used = {id(value) for t, value in others if t is value}
@@ -439,6 +441,8 @@ class _Mode(TorchFunctionMode):
             value = self.others[id(tensor)][1]
             self.used.add(id(value))
             return value
+        if isinstance(tensor, Moving) and tensor.call > self.curves:  # of a call along curves inside the function
+            return tensor
         # As the modes outside have it, which may replace it by one of the present level.
         value = seen([tensor], outside=self)[0]
         if self.noting:

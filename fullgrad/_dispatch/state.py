@@ -17,7 +17,11 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_g
 
 
 class Moving(Tensor):
-    """A tensor that overrides operators, too: a value that moves along a curve."""
+    """A tensor that overrides operators, too: a value that moves along a curve. ``call`` says in which of the calls that compute
+    along curves, inside of each other: `current.curves` in it.
+    """
+
+    call: int
 
 
 class _Current(threading.local):

@@ -12,7 +12,16 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from fullgrad._dispatch import are_differentiated, current_level, is_computed_since, level_of, sequence_number, transforms_active
+from fullgrad._dispatch import (
+    Moving,
+    are_differentiated,
+    current,
+    current_level,
+    is_computed_since,
+    level_of,
+    sequence_number,
+    transforms_active,
+)
 
 
 class _Watching(threading.local):
@@ -103,7 +112,8 @@ class Watch(TorchFunctionMode):
         self, owner: Any, given: Sequence[Tensor], others: Sequence[tuple[Tensor, Tensor]] = (), function: Any = None
     ) -> None:
         super().__init__()
-        self.owner, self.level, self.looks, self.start = owner, current_level(), True, sequence_number()
+        self.owner, self.level, self.looks = owner, current_level(), True
+        self.start, self.curves = sequence_number(), current.curves
         self.others = {id(t): (t, value) for t, value in others}
         self.used = {id(value) for t, value in others if t is value}  # values in whose places tensors were
         self.own: dict[int, Any] = {}
@@ -145,6 +155,8 @@ class Watch(TorchFunctionMode):
             value = self.others[id(tensor)][1]
             self.used.add(id(value))
             return value
+        if isinstance(tensor, Moving) and tensor.call > self.curves:  # of a call along curves inside the function
+            return tensor
         # As the modes outside have it, which may replace it by one of the present level.
         value = seen([tensor], outside=self)[0]
         return self.owner.met(tensor, value, self)

@@ -35,6 +35,7 @@ class Scope:
 
     def __init__(self, depth: tuple[int, int], order: int, below: int = 0, count: int | None = None) -> None:
         self.depth, self.order, self.below, self.count = depth, order, below, count
+        self.call = current.curves
 
     def shares(self, k: int) -> bool:
         """Whether the part of order k is one for all directions."""
@@ -46,7 +47,9 @@ class Scope:
 
     def within(self, order: int) -> "Scope":
         """A scope inside of this one, for what a rule computes."""
-        return Scope((self.depth[0], self.depth[1] + 1), order)
+        scope = Scope((self.depth[0], self.depth[1] + 1), order)
+        scope.call = self.call
+        return scope
 
 
 class Total(Function):
@@ -90,7 +93,7 @@ class Curve(Moving):
         return wrapper_tensor(cls, value.shape, dtype=value.dtype, device=value.device)
 
     def __init__(self, parts: Sequence[Any], scope: Scope) -> None:
-        self.parts, self.scope = list(parts), scope
+        self.parts, self.scope, self.call = list(parts), scope, scope.call
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -271,9 +274,9 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
 
     def along(parts: list[list[Any]], _: Tensor) -> Any:
         parts = _closed(parts)
-        scope = Scope((current_level(), 0), order, below, count)
-        curves = [Curve([p.clone() for p in of_order], scope) for of_order in zip(*parts, strict=True)]
         with _counted():
+            scope = Scope((current_level(), 0), order, below, count)
+            curves = [Curve([p.clone() for p in of_order], scope) for of_order in zip(*parts, strict=True)]
             try:
                 result = f(*curves)
             except (Unknown, RuntimeError) as error:

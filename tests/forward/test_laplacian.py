@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 
 import fullgrad
-from fullgrad import quantizers, soft
+from fullgrad import implicit, quantizers, soft
 from fullgrad.forward import laplacian, taylor
 from tests.forward.memory import held
 
@@ -256,3 +256,45 @@ def test_a_trace_cannot_draw_again_and_refuses():
     torch.testing.assert_close(make_fx(laplacian(lambda x: u(x), chunk_size=3))(X)(X), laplacian(u)(X))
     with pytest.raises(NotImplementedError, match="laplacian draws random numbers"):
         make_fx(laplacian(dropped, chunk_size=3))(X)
+
+
+def of_a_network(operator):
+    """A function of a vector, with the Laplacian of the network in it, by an operator made of functions."""
+    inner = lambda v, p: vmap(laplacian(u), (0, None))(BATCH, p).mean() * v  # noqa: E731
+    if operator == "solve":
+        return lambda v, p: implicit.solve(lambda w: 3 * w + inner(w, p), v)
+    if operator == "root":
+        return lambda v, p: implicit.root(lambda w, v, p: 3 * w + inner(w, p) - v)(lambda init, v, p: v / (3 + inner(1.0, p)))(
+            v, v, p
+        )
+    if operator == "fixed_point":
+        f = lambda w, v: v / 3 - inner(w, P) / 3  # noqa: E731
+        return lambda v, p: implicit.fixed_point(f)(lambda init, v: implicit.anderson(lambda w: f(w, v), init, tol=1e-12))(v, v)
+    if operator == "checkpoint":
+        return lambda v, p: fullgrad.checkpoint(inner, v, p)
+    made = fullgrad.custom_vjp(inner)
+    made.defvjp(lambda v, p: (inner(v, p), (v, p)), lambda r, g: torch.func.vjp(inner, *r)[1](g))
+    return made
+
+
+@pytest.mark.parametrize("operator", ["solve", "root", "fixed_point", "checkpoint", "custom_vjp"])
+def test_operators_made_of_functions_hold_laplacians_of_networks(operator):
+    """A network that a function holds makes the operator look at each operation: values along curves are of its own call."""
+    f, v = of_a_network(operator), torch.tensor([1.0, -0.5], dtype=torch.float64)
+    mean = torch.stack([trace(u)(x) for x in BATCH]).mean()
+    torch.testing.assert_close(f(v, P), v * mean if operator in ("checkpoint", "custom_vjp") else v / (3 + mean))
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        expected = mean if operator in ("checkpoint", "custom_vjp") else 1 / (3 + mean)
+        torch.testing.assert_close(transform(f)(v, P), expected * torch.eye(2, dtype=torch.float64))
+
+
+def test_a_laplacian_through_an_operator_that_captures_its_point():
+    """Values along the curve of a call outside are captured, and have derivatives."""
+    b = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    held = nn.Linear(2, 2).double()
+
+    def f(x):
+        return implicit.solve(lambda w: 3 * w + x.square().sum() * w + 0 * held(w), b).sum()
+
+    x = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    torch.testing.assert_close(laplacian(f)(x), trace(lambda x: 3 / (3 + x.square().sum()))(x))

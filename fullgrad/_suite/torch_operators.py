@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 import fullgrad
-from fullgrad._suite.torch_samples import MAY_DIFFER, MAY_RAISE, NOT_AT_UNITS, Operator, Sample
+from fullgrad._suite.torch_samples import GRADIENTS, MAY_DIFFER, MAY_RAISE, NOT_AT_UNITS, Operator, Sample
 
 aten = torch.ops.aten
 WRONG = "wrong"
@@ -86,8 +86,8 @@ def judged(op: Operator, count: int) -> Found:
     found = Found(0, {}, {})
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        of_samples = [tried for sample in op.samples(count) if (tried := list(tries(sample)))]
-        every = [tried for tried in itertools.chain(*of_samples) if not _may_differ(op, tried.kind)]
+        of_samples = [(sample, tried) for sample in op.samples(count) if (tried := list(tries(sample)))]
+        every = [tried for sample, of in of_samples for tried in of if not _may_differ(op, sample, tried.kind)]
         values: dict[int, Any] = {}  # torch's own under transforms, next to which those inside are judged, as are gradients
         for i, tried in enumerate(every):
             if tried.kind.startswith("value"):
@@ -121,8 +121,8 @@ def _bits(values: Sequence[Tensor]) -> list[Tensor]:
     return [v.view(torch.uint8) for v in flat]
 
 
-def _may_differ(op: Operator, kind: str) -> bool:
-    return any(where.search(op.name) and kinds.search(kind) for where, kinds, _ in MAY_DIFFER)
+def _may_differ(op: Operator, sample: Sample, kind: str) -> bool:
+    return any(d.operators.search(op.name) and d.kinds.search(kind) and d.of(sample) for d in MAY_DIFFER)
 
 
 # --- What is tried ------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _batches(problem: "Problem", of: tuple[int, ...], named: str) -> Iterator[Tr
         what = " and ".join(
             (["inputs"] if len(where) == n + len(parts) else ["one input"] if len(where) > len(parts) else []) + parts
         )
-        for kinds in NESTINGS:
+        for kinds in [(), *NESTINGS]:
             # All nestings of the first subset, and half of those of second order of each other one.
             if len(kinds) == 3 and (k > 0 or len(set(kinds)) > 1 or of != problem.differentiated):
                 continue
@@ -210,24 +210,37 @@ def _values(problem: "Problem") -> Iterator[Try]:
 
 
 def _hurt(problem: "Problem") -> Iterator[Try]:
-    """Gradients at every unit, at ties and next to NaN: torch's own of eager code, where these are numbers."""
+    """Gradients at every unit, at ties and next to NaN: torch's own of eager code, or of `GRADIENTS`, where these are numbers."""
+    function, terms = GRADIENTS.get(problem.sample.name, (None, None))
     for name, change in _changes(problem):
         changed = problem.changed(change, torch.float64)
-        own = None if changed is None else changed.gradients(is_eager=True)
+        own = None if changed is None else changed.with_function(function).gradients(is_eager=True)
         if changed is None or own is None:
             continue
-        outputs = changed.plain() or ()
-        size = max([float(y.abs().nan_to_num(0, 0, 0).max()) for y in outputs])
-        noise = [
-            torch.zeros_like(g) + 1e-14 * size / max(1e-30, float(x.abs().nan_to_num(0, 0, 0).max()))
-            for g, x in zip(own, [changed.inputs[i] for i in changed.differentiated], strict=True)
-        ]
-        if "numbers" not in name:  # kinks, where numbers nearby have other gradients
+        xs = [changed.inputs[i] for i in changed.differentiated]
+        size = max([_most(y) for y in changed.plain() or ()])
+        noise = [torch.full_like(g, 1e-14 * size / max(1e-30, _most(x))) for g, x in zip(own, xs, strict=True)]
+        if terms is not None:
+            noise = [torch.full_like(n, 1e-16 * _most(n)) for n in changed.with_function(terms).gradients(is_eager=True)]
+        elif "numbers" not in name:  # kinks, where numbers nearby have other gradients
             nearby = problem.changed(lambda x, change=change: change(x) * (1 + 4e-16 * torch.randn_like(x)), torch.float64)
-            noise = [n + (a - b).abs() for n, a, b in zip(noise, own, nearby.gradients(is_eager=True) or own, strict=True)]
+            others = nearby.gradients(is_eager=True) or own
+            noise = [n.clamp(max=1e-6 * _most(a)) + _apart(a, b) for n, a, b in zip(noise, own, others, strict=True)]
         yield Try(
             f"gradient{name}", lambda p=changed: p.gradients(), lambda found, own=own, n=noise: _same_gradients(found, own, n)
         )
+
+
+def _most(x: Tensor) -> float:
+    """The largest size of a finite number."""
+    return float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
+
+
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    """How far numbers are apart, at least as far as half of the others."""
+    found = (a - b).abs()
+    at = found.isfinite()
+    return found.maximum(found[at].median()) if at.any() else found
 
 
 def _beside_nan(problem: "Problem") -> Iterator[Try]:
@@ -287,6 +300,8 @@ def _changes(problem: "Problem") -> list[tuple[str, Callable[[Tensor], Tensor]]]
 
 def title(kinds: Sequence[str]) -> str:
     """The nesting in words, the outermost first."""
+    if not kinds:
+        return "the value"
     if kinds[0] == "e":
         return f"eager {ORDERS[len(kinds)]} derivative"
     return " over ".join({"r": "reverse", "f": "forward"}[k] for k in reversed(kinds))
@@ -374,6 +389,12 @@ class Problem(NamedTuple):
         plain = found.plain()
         same = plain is not None and all(torch.allclose(a, b, equal_nan=True) for a, b in zip(outputs, plain, strict=True))
         return found if same else None
+
+    def with_function(self, function: Callable[..., Tensor] | None) -> "Problem":
+        """The problem of another function of the same tensors, if there is one."""
+        if function is None:
+            return self
+        return self._replace(sample=self.sample._replace(outputs=lambda *xs: [function(*xs)]), where=(0,))
 
     def results(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs that have a derivative."""
@@ -586,7 +607,7 @@ def _on_lines(f: Any, xs: Any, directions: Any, radius: float) -> Tensor:
 
 
 def _same_values(found: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence[Tensor]) -> str:
-    for a, b, t in zip(found, own, truth, strict=True):
+    for a, b, t in zip(*[_real(values) for values in (found, own, truth)], strict=True):
         if not a.is_floating_point() or not a.numel():
             continue
         if a.dtype != b.dtype or a.shape != b.shape:
@@ -608,8 +629,8 @@ def _same_values(found: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence
 def _same_gradients(found: Sequence[Tensor], own: Sequence[Tensor], noise: Sequence[Tensor]) -> str:
     for a, b, n in zip(found, own, noise, strict=True):
         at = b.isfinite()
-        size = float((b.abs() * at).nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
-        near = 1e-7 * b.abs() + 1e-10 * size + 1000 * n.nan_to_num(math.inf).max() if b.numel() else b.abs()
+        size = _most(b)
+        near = 1e-7 * b.abs() + 1e-10 * size + 1000 * n.nan_to_num(math.inf)
         is_right = ((a - b).abs() <= near) | ~at
         if not is_right.all():
             i = int((~is_right).flatten().nonzero()[0])

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from fullgrad._dispatch import active_transforms, has_tangent, innermost
 from fullgrad.completion._products import exponents, times_power
-from fullgrad.completion._registry import NAN_THIRD, NO_DERIVATIVE, NO_FORWARD, WRONG, WRONG_FORWARD, completes
+from fullgrad.completion._registry import (
+    NAN_OF_TANGENT,
+    NAN_THIRD,
+    NO_DERIVATIVE,
+    NO_FORWARD,
+    WRONG,
+    WRONG_FORWARD,
+    completes,
+)
 
 
 def _lu(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -193,3 +201,26 @@ def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's
     s, n = off + (s - s.detach()), n - n.detach()
     diagonal = [(v.real if v.is_complex() else v) for v in (m.diagonal(dim1=-2, dim2=-1) for m in (s, n))]
     return diagonal[0] / (1 + diagonal[1]), x + x.detach() @ lost if compute_v else x.detach().new_empty(0)
+
+
+@completes("linalg_eig", NAN_OF_TANGENT, has_first=True)
+def _eig(a: Tensor) -> Any:
+    r"""Steps of refinement in the basis V of eigenvectors, a constant. Of n steps the derivatives are right to the order 2^n - 1.
+
+    In that basis the matrix is S = V^{-1} A V, whose eigenvectors are X = 1. With T = X^{-1} S X nearer ones are X (1 + E), where
+    E_ij = T_ij / (T_jj - T_ii) and E_ii = 0. The eigenvectors V X have the length 1, and their phase is torch's.
+    """
+    values, v = torch.linalg.eig(a.detach())
+    s = torch.diag_embed(values) + torch.linalg.inv_ex(v)[0] @ (a - a.detach()).to(v.dtype) @ v
+    unit = torch.eye(a.shape[-1], dtype=v.dtype, device=a.device)
+    x, is_one = unit.expand_as(s), unit != 0
+    is_equal = (values.unsqueeze(-2) == values.unsqueeze(-1)) & ~is_one
+    for _ in range(max(2, _orders(a).bit_length())):
+        t = torch.linalg.inv_ex(x)[0] @ s @ x
+        found = t.diagonal(dim1=-2, dim2=-1)
+        gap = torch.where(is_one | is_equal, 1, found.unsqueeze(-2) - found.unsqueeze(-1))
+        x = x + x @ torch.where(is_one | is_equal, 0, t / gap)
+    # Eigenvectors of equal eigenvalues have no derivative.
+    y = v @ (x + s * torch.where(is_equal, torch.nan, 0))
+    length = (y.conj() * y).real.sum(-2, keepdim=True).sqrt()
+    return (torch.linalg.inv_ex(x)[0] @ s @ x).diagonal(dim1=-2, dim2=-1), y / length

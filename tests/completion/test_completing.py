@@ -205,6 +205,7 @@ CALLS = {
         matrix(),
     ),
     "linalg_ldl_solve": (lambda x: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(M[:3, :3] + M[:3, :3].mT), x), seeded(3, 2)),
+    "linalg_eig": (lambda a: (lambda e: e[1].abs() * (e[0].real + e[0].imag.square()))(torch.linalg.eig(a)), matrix()),
     "_linalg_eigh": (lambda a: (lambda e: e[1].square() * e[0])(torch.linalg.eigh(a + a.mT)), matrix()),
     "logaddexp": (lambda x: torch.logaddexp(x, W), seeded(6)),
     "_cdist_forward": (lambda x: torch.cdist(x[:2], x[2:], p=3), seeded(5, 2)),

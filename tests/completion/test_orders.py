@@ -185,6 +185,14 @@ SQUARES = {
         lambda x: (lambda e: ((e[1] * e[0].square()) @ e[1].mH).real)(torch.linalg.eigh(hermitian(x))),
         lambda x: (hermitian(x) @ hermitian(x)).real,
     ),
+    "eigenvalues of any matrix": (
+        lambda x: torch.linalg.eigvals(x + torch.diag(x[0])).pow(3).sum().real,
+        lambda x: torch.linalg.matrix_power(x + torch.diag(x[0]), 3).trace(),
+    ),
+    "eigenvectors of any matrix": (
+        lambda x: (lambda e: ((e[1] * e[0].square().unsqueeze(-2)) @ torch.linalg.inv(e[1])).real)(torch.linalg.eig(x)),
+        lambda x: x @ x,
+    ),
     "ldl_solve": (lambda x: torch.linalg.ldl_solve(LD, PIVOTS, x), lambda x: torch.linalg.inv(symmetric(seeded(3, 3))) @ x),
 }
 CASES = {
@@ -258,16 +266,20 @@ def test_equal_eigenvalues():
     with fullgrad.completing():
         torch.testing.assert_close(grad(lambda a: torch.linalg.eigvalsh(a).square().sum())(torch.eye(3)), 2 * torch.eye(3))
         assert grad(lambda a: torch.linalg.eigh(a)[1][0, 0])(torch.eye(3)).isnan().any()
+        tangents = jvp(torch.linalg.eig, (torch.eye(3),), (torch.eye(3),))[1]
+        assert torch.equal(tangents[0].real, torch.ones(3))
+        assert jvp(torch.linalg.eig, (torch.eye(3),), (torch.ones(3, 3),))[1][1].isnan().any()
 
 
+@pytest.mark.parametrize("function", [torch.linalg.eigh, torch.linalg.eig])
 @pytest.mark.parametrize("word", ["ffff", "rrrr", "rffr"])
-def test_fourth_derivatives_of_eigenvectors(word):
+def test_fourth_derivatives_of_eigenvectors(word, function):
     """The formula counts the orders that the transforms ask for: next to differences of the third derivative."""
     a, b, weight = symmetric(seeded(3, 3)), seeded(3, 3) + seeded(3, 3).mT, seeded(3, 3).sin()
 
     def f(s):
-        values, x = torch.linalg.eigh(a + s * b)
-        return (weight * x * x.sum(0) * values.sin()).sum()
+        values, x = function(a + s * b)
+        return (weight * x * x.sum(0) * values.sin()).sum().real
 
     s, step = torch.tensor(0.1, dtype=torch.float64), 1e-4
     with fullgrad.completing():

@@ -238,7 +238,7 @@ def test_the_command(tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*compares all pairs:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*compares all pairs:UserWarning", "ignore:Numba could not be imported:UserWarning")
 def test_targets_can_be_measured():
     """Every statement that has a number to keep runs, the large ones aside."""
     small = [c for c in targets() if c.n < 100_000]

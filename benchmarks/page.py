@@ -14,7 +14,7 @@ from typing import Any
 
 from fullgrad._suite.bench._measure import Ratio
 from fullgrad._suite.bench._report import facts_table, markdown, ratio, seconds, targets_table
-from fullgrad._suite.bench._softtorch import ORDER
+from fullgrad._suite.bench._softtorch import is_of_rows
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -185,7 +185,7 @@ def softtorch(of_rows: bool) -> Callable[[Any], Iterator[list[str]]]:
     """A table of forward and backward at everyday sizes, with the geometric mean over the sizes for each other way."""
 
     def table(run: Any) -> Iterator[list[str]]:
-        rows = [r for r in _compared(run) if (r["operator"].removeprefix("soft.").removesuffix("_st") in ORDER) == of_rows]
+        rows = [r for r in _compared(run) if is_of_rows(r["operator"]) == of_rows]
         calls = {(r["operator"], *_way(r)): r["rivals"]["peer"]["ratio"] for r in rows}
         main, *others = sorted(dict.fromkeys(way for _, way, _ in calls), key=lambda way: way != "forward+backward")
         shapes = list(dict.fromkeys(shape for _, _, shape in calls))

@@ -12,7 +12,7 @@ import torch
 
 import fullgrad
 from fullgrad._core.fast import ENABLED, ENTRIES
-from fullgrad._suite.bench import _fast, _growth, _report, _softtorch
+from fullgrad._suite.bench import _fast, _growth, _report, _rivals, _softtorch
 from fullgrad._suite.bench._comparison import Comparison, Result, run
 from fullgrad._suite.bench._limits import TooMuch, limited
 from fullgrad._suite.bench._measure import Ratio, Statement, Times, allocations, measure, peak_bytes, saved_bytes
@@ -250,7 +250,7 @@ def test_the_command(tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*compares all pairs:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*compares all pairs:UserWarning", "ignore:Numba could not be imported:UserWarning")
 def test_targets_can_be_measured():
     """Every statement that has a number to keep runs, the large ones aside."""
     small = [c for c in targets() if c.n < 100_000]
@@ -258,6 +258,22 @@ def test_targets_can_be_measured():
     for comparison in small:
         for case in (comparison.ours, *comparison.rivals.values()):
             exec(case.code, dict(case.names))
+
+
+@pytest.mark.long
+def test_times_below_a_number_are_measured_without_other_packages(monkeypatch):
+    """They are of ours alone; what compares with a package is left out where it is not installed."""
+    monkeypatch.setattr(_rivals, "load", lambda path: None)
+    found = [*_rivals.facts(0.001)]
+    assert [rival for _, _, rival, _, _ in found] == ["at most", "at most"]
+    assert all(milliseconds > 0 for _, milliseconds, _, _, _ in found)
+    assert not [*_rivals.rivals()]
+
+
+def test_a_size_counts_as_slower_beyond_the_uncertainty():
+    """By both ratios, as in the tables."""
+    slower = [Ratio(1.2, 1.1, 0.05, 0.01), Ratio(1.2, 0.9, 0.05, 0.01), Ratio(1.02, 1.02, 0.5, 0.1), Ratio(0.5, 0.5, 0.05, 0.01)]
+    assert [_rivals.is_slower(r) for r in slower] == [True, False, False, False]
 
 
 # --- What is kept, whatever the machine -------------------------------------------------------------------------------

@@ -36,6 +36,11 @@ _ELEMENTWISE: dict[str, tuple[float, ...]] = {
 NAMES = tuple([ours for name in (*ORDER, *_ELEMENTWISE) for ours in (f"soft.{name}", f"{name}_st")])
 
 
+def is_of_rows(ours: str) -> bool:
+    """Whether an operator is an order statistic."""
+    return ours.removeprefix("soft.").removesuffix("_st") in ORDER
+
+
 def softtorch(ours: str, ways: Sequence[str]) -> Iterator[Comparison]:
     """One comparison of an operator for each shape and way. If the rival raises, the comparison has no rival and says so."""
     theirs = ours.removeprefix("soft.")

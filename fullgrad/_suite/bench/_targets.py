@@ -10,7 +10,7 @@ from torch.func import grad, hessian, vmap
 
 import fullgrad
 from fullgrad._suite.bench import _compiled as chains
-from fullgrad._suite.bench import _composites
+from fullgrad._suite.bench import _composites, _rivals
 from fullgrad._suite.bench._choices import choices
 from fullgrad._suite.bench._comparison import Comparison
 from fullgrad._suite.bench._grids import grids
@@ -56,6 +56,7 @@ def targets(device: str = "cpu", quick: bool = False) -> Iterator[Comparison]:
     yield from grids(device)
     yield from surrogates(device)
     if device == "cpu":
+        yield from _rivals.rivals()
         yield from _isotonic()
 
 
@@ -121,7 +122,7 @@ def _transforms(device: str) -> Iterator[Comparison]:
 
     row = names | {"x": torch.randn(BATCH[1], device=device)}
     for operator, ours, name, rival, per_sample in (
-        ("round", fullgrad.round, "torch.relu", torch.relu, 1.25),
+        ("round", fullgrad.round, "torch.relu", torch.relu, 1.3),
         ("clamp", unit(fullgrad.clamp), "torch.clamp", unit(torch.clamp), 1.05),
     ):
         for what, statement, transform, target in (
@@ -149,15 +150,27 @@ def _large(device: str) -> Iterator[Comparison]:
     """4 million elements: passes over memory."""
     wide = torch.rand(LARGE, device=device).mul_(4).sub_(2).requires_grad_()
     unit, g = torch.rand(LARGE, device=device, requires_grad=True), torch.randn(LARGE, device=device)
-    clamp: Rival = ("torch.clamp", torch.clamp, 0.15)
+    clamp: Rival = ("torch.clamp", torch.clamp, 0.3)
     for operator, call, x, ours, rivals in (
         ("round", "f(x)", wide, fullgrad.round, [("torch.relu", torch.relu, None), *_spikingjelly("round")]),
         ("clamp", "f(x, -1.0, 1.0)", wide, fullgrad.clamp, [clamp, *_spikingjelly("clamp", 0.45)]),
-        ("step_quantize", "f(x, 0.25)", wide, fullgrad.step_quantize, _spikingjelly("step_quantize", 0.75)),
+        ("step_quantize", "f(x, 0.25)", wide, fullgrad.step_quantize, _spikingjelly("step_quantize", 0.8)),
         ("k_bit_quantize", "f(x, 4)", unit, fullgrad.k_bit_quantize, _spikingjelly("k_bit_quantize", 0.75)),
     ):
         names = {"x": x, "g": g, "grad": torch.autograd.grad}
         yield _compare(operator, "forward+backward", LARGE, f"grad({call}, x, g)", names, ours, rivals, "large")
+    rounding = Statement("grad(f(x), x, g)", {"f": fullgrad.soft_round, "x": wide, "g": g, "grad": torch.autograd.grad})
+    clamping = Statement("grad(f(x, -1.0, 1.0), x, g)", {**rounding.names, "f": torch.clamp})
+    yield Comparison(
+        operator="soft_round",
+        what="forward+backward",
+        n=LARGE,
+        dtype="float32",
+        ours=rounding,
+        rivals={"torch.clamp": clamping},
+        targets={"torch.clamp": 0.3},
+        turns="large",
+    )
 
 
 def _compiled(device: str) -> Iterator[Comparison]:
@@ -299,6 +312,8 @@ def facts(device: str = "cpu") -> Iterator[dict[str, Any]]:
         hits = again.get("autograd_cache_hit", 0)
         what = f"20 operators: seconds to compile in the next process, {hits:.0f} hit of torch's cache"
         yield _fact(what, again["seconds"], "the first process", first["seconds"], 1)
+        for fact in _rivals.facts():
+            yield _fact(*fact)
 
 
 def _fact(what: str, ours: float, rival: str, theirs: float, target: float) -> dict[str, Any]:

@@ -179,8 +179,8 @@ def pushed_in_units(
 
 
 def saves_weights(output: Any, options: Options, methods: tuple[str, ...]) -> bool:
-    """Whether weights by these methods are saved: in smooth mode their derivative is a function of themselves. Those of large
-    rows, which have no closed form, are not.
+    """Whether weights by these methods are saved: in smooth mode their derivative is a function of themselves. Large rows have no
+    closed form that would read them.
     """
     mode, method, standardize, _, outputs, hard = options
     soft = outputs == "weights" and mode == "smooth" and method in methods and standardize and not hard

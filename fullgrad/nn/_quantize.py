@@ -82,6 +82,7 @@ def quantize_(
         method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 80 scales),
             ``"percentile"`` (99.9% of the numbers are within the range) or ``"histogram"``: as ``"mse"``, but of all numbers of
             the inputs, counted in 16,384 bins, and not of a sample of each batch, so that memory does not grow with the data.
+            With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
             frozen parameters. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
             :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses.

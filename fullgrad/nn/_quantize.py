@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from fullgrad._core import checks
 from fullgrad._core.public import explained
-from fullgrad._dispatch import rnn_names
+from fullgrad._dispatch import give_rnn_weights, rnn_names, take_rnn_weights
 from fullgrad.nn._batches import arguments_of
 from fullgrad.nn._observed import METHODS, Observer, Seen, affine_of, scale_of
 from fullgrad.nn._quantized_layer import (
@@ -191,6 +191,8 @@ def quantize_(
                 if quantizer is not None and weight not in ("input", "output"):
                     _check_quantized(quantizer, layer._parameters[weight])
             names = tuple(n for n in quantizers if n not in ("input", "output"))
+            if isinstance(layer, nn.RNNBase):
+                take_rnn_weights(layer)
             layer.__class__ = quantized_class(type(layer), names)
             for weight, quantizer in quantizers.items():
                 if weight != "bias":
@@ -236,6 +238,8 @@ def unquantize_(model: nn.Module) -> nn.Module:
                     del layer._forward_pre_hooks[key]
             for key in own & {*layer._modules}:
                 del layer._modules[key]
+            if isinstance(layer, nn.RNNBase):
+                give_rnn_weights(layer)
     return model
 
 

@@ -1128,10 +1128,10 @@ def higher_order_kernels(
 
 # --- Layers whose weights are quantized, `fullgrad.nn.quantize_` -------------------------------------------------------------
 
-# torch's RNNs compute with a list of their weights, which they bring up to date before each forward and when they are pickled. A
-# layer whose weights are quantized gives the list the weights in use. Without the method of this name torch brings the list up to
-# date itself, with the same weights, which it then quantizes several times.
-RNN_REFRESH = "_update_flat_weights"
+# torch's RNNs compute with a list of their weights, an attribute of the first name, which a method of the second brings up to
+# date before each forward: it compares each weight with the one before. Where weights are quantized in each call, the list is a
+# property of the class, and the method does nothing. Without the attribute `take_rnn_weights` raises.
+RNN_WEIGHTS, RNN_REFRESH = "_flat_weights", "_update_flat_weights"
 
 
 def rnn_names(layer: Any) -> list[str]:
@@ -1139,6 +1139,11 @@ def rnn_names(layer: Any) -> list[str]:
     return layer._flat_weights_names
 
 
-def set_rnn_weights(layer: Any, weights: list[Any]) -> None:
-    """Set the list of weights of an RNN."""
-    layer._flat_weights = weights
+def take_rnn_weights(layer: Any) -> None:
+    """Take the list of weights from an RNN whose class will have it."""
+    del layer.__dict__[RNN_WEIGHTS]
+
+
+def give_rnn_weights(layer: Any) -> None:
+    """Give an RNN the list of its weights."""
+    setattr(layer, RNN_WEIGHTS, [getattr(layer, name, None) for name in rnn_names(layer)])

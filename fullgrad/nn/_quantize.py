@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from fullgrad._core import checks
 from fullgrad._core.public import explained
-from fullgrad._dispatch import rnn_names
+from fullgrad._dispatch import give_rnn_weights, rnn_names, take_rnn_weights
 from fullgrad.nn._batches import arguments_of
 from fullgrad.nn._observed import METHODS, Observer, Seen, affine_of, scale_of
 from fullgrad.nn._quantized_layer import (
@@ -82,6 +82,7 @@ def quantize_(
         method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 80 scales),
             ``"percentile"`` (99.9% of the numbers are within the range) or ``"histogram"``: as ``"mse"``, but of all numbers of
             the inputs, counted in 16,384 bins, and not of a sample of each batch, so that memory does not grow with the data.
+            With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
             frozen parameters. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
             :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses.
@@ -190,6 +191,8 @@ def quantize_(
                 if quantizer is not None and weight not in ("input", "output"):
                     _check_quantized(quantizer, layer._parameters[weight])
             names = tuple(n for n in quantizers if n not in ("input", "output"))
+            if isinstance(layer, nn.RNNBase):
+                take_rnn_weights(layer)
             layer.__class__ = quantized_class(type(layer), names)
             for weight, quantizer in quantizers.items():
                 if weight != "bias":
@@ -235,6 +238,8 @@ def unquantize_(model: nn.Module) -> nn.Module:
                     del layer._forward_pre_hooks[key]
             for key in own & {*layer._modules}:
                 del layer._modules[key]
+            if isinstance(layer, nn.RNNBase):
+                give_rnn_weights(layer)
     return model
 
 

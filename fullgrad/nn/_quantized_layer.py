@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from fullgrad._dispatch import RNN_REFRESH, rnn_names, set_rnn_weights
+from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, rnn_names
 from fullgrad.clamping import clamp, lower_bound
 from fullgrad.quantizers import fake_quantize, quant_range
 from fullgrad.rounding import step_quantize
@@ -42,31 +42,6 @@ class QuantizedLayer(nn.Module):
         """The class is made where it is loaded; it has no name that pickle would find."""
         _, (_, *arguments), *rest = super().__reduce_ex__(max(2, int(protocol)))  # type: ignore[misc]
         return (_blank, (self._base, self._names, *arguments), *rest)
-
-
-class _QuantizedRNN(QuantizedLayer):
-    """An RNN: torch keeps a list of its weights, which are the quantized ones during a call."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            self._keep_originals()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Torch puts the weights of a call into the state."""
-        made = super().__reduce_ex__(protocol)
-        self._keep_originals()
-        made[2].update({key: value for key, value in self.__dict__.items() if key in made[2]})
-        return made
-
-    def _keep_originals(self) -> None:
-        set_rnn_weights(self, [_plain(self, name) for name in rnn_names(self)])
-
-
-def _refreshed(self: Any) -> None:
-    """Give torch the weights in use, before a forward. Its own version compares each with the one before: all are new."""
-    set_rnn_weights(self, [getattr(self, name, None) for name in rnn_names(self)])
 
 
 def _plain(layer: nn.Module, name: str) -> Any:
@@ -110,10 +85,14 @@ def quantized_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mo
     for name in names:
         members[name] = _rounded_bias() if name == "bias" else _quantized_weight(name)
         members[f"original_{name}"] = property(functools.partial(_plain, name=name), doc="The parameter, which learns.")
-    is_rnn = issubclass(base, nn.RNNBase)
-    if is_rnn:
-        members[RNN_REFRESH] = _refreshed
-    return type(f"Quantized{base.__name__}", (_QuantizedRNN if is_rnn else QuantizedLayer, base), members)
+    if issubclass(base, nn.RNNBase):
+        members[RNN_WEIGHTS] = property(lambda self: [getattr(self, name, None) for name in rnn_names(self)], _ignored)
+        members[RNN_REFRESH] = _ignored
+    return type(f"Quantized{base.__name__}", (QuantizedLayer, base), members)
+
+
+def _ignored(self: Any, value: Any = None) -> None:
+    """The weights of an RNN are up to date whenever they are asked for."""
 
 
 def _blank(base: type[nn.Module], names: tuple[str, ...], *arguments: Any) -> nn.Module:

@@ -182,6 +182,21 @@ def test_compiled_layers_are_the_same(name, option):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.long
+def test_an_rnn_is_exported_and_compiled():
+    """torch's compiler runs it outside of its graphs, with weights that are new in each call."""
+    model, x = made("LSTM", "zero point", learn=True), numbers()
+    compiled, optimizer = torch.compile(model, backend="aot_eager"), torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        compiled(x).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(compiled(x), model(x))
+    with torch.no_grad():
+        program = torch.export.export(model, (x,))
+        torch.testing.assert_close(program.module()(x), model(x))
+
+
 @pytest.mark.parametrize("low", [-1.5, 0.5])
 def test_a_zero_point_uses_all_codes(low):
     """Numbers from -1.5 to 8 have a scale of 9.5 / 255, and 0 stays 0; numbers that are never negative have the zero point 0."""

@@ -37,6 +37,11 @@ _CALLED = {
     **dict.fromkeys(("a_max", "max_val", "max", "high", "qmax"), ("max_value", "quant_max")),
     "step_size": ("scale", "step"),
     **dict.fromkeys(("num_samples", "nb_samples"), ("samples",)),
+    **dict.fromkeys(("y_pred", "y_score", "logits"), ("scores", "prediction")),
+    **dict.fromkeys(("y_true", "labels"), ("relevance", "target")),
+    **dict.fromkeys(("at", "ats", "top_k", "topk"), ("k",)),
+    **dict.fromkeys(("sample_weight", "weights"), ("weight",)),
+    "weighing_scheme": ("scheme",),
 }
 _BITS = ("num_bits", "n_bits", "nbits", "bit_width", "bits")
 # Words of other packages for what is said in another way here: a parameter that a function has where they fit, and what to write.
@@ -47,6 +52,7 @@ _SAID = (
     (("spike_grad",), "tie", "the functions of fullgrad.spikes are surrogates themselves"),
     (_BITS, "quant_max", "quantizers.quant_range(bits) returns `quant_min` and `quant_max`"),
     (_BITS, "activations", "`weights` and `activations` are numbers of bits"),
+    (("padded_value_indicator", "padding_value", "ignore_index"), "mask", "`mask` is True for the elements of a row"),
     (("largest",), "k", "it takes the largest; those of -x are the smallest"),
 )
 

@@ -113,6 +113,10 @@ class _PlainCode:
         self.name, self.forward, self.operator = name, function, self
         self.whole_dims, self.dim_labels = (layout, None) if isinstance(layout, int) else (None, lambda *_: layout)
 
+    def parameter_of(self, i: int) -> str:
+        """What an error calls an argument, whose name the code does not know."""
+        return "x" if i == 0 else f"argument {i + 1}"
+
 
 def run_code(name: str, function: Callable[..., Any], args: Sequence[Any], layout: Any) -> Any:
     """Plain differentiable code with a distributed argument; ``layout`` is a ``whole_dims``, or a result of ``dim_labels``, where

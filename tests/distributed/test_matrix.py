@@ -16,7 +16,15 @@ KERNELS = ("averages by scans", "averages by prefix sums", "averages by blocks o
 OF_STACKS = ("quantizers.vector_quantize, identity", "quantizers.vector_quantize, rotation")
 # They close over plain tensors, which are the same on each rank.
 WITH_PLAIN_TENSORS = (
-    *("blackbox.", "sampling.", "topk_mask_st", "clip_grad by a tensor", "quantizers.vector_quantize", "implicit.root_jvp"),
+    *(
+        "blackbox.",
+        "sampling.",
+        "losses.",
+        "topk_mask_st",
+        "clip_grad by a tensor",
+        "quantizers.vector_quantize",
+        "implicit.root_jvp",
+    ),
 )
 SUBJECTS = [c for c in CASES if c.diff_argnums and c.name not in KERNELS]
 EVERYDAY = [c for c in SUBJECTS if not (c.exhaustive or c.long)]

@@ -475,6 +475,10 @@ def test_plain_tensors_are_not_mixed_in():
         assert isinstance(error, TypeError)
         assert all(text in str(error) for text in ("Clamp: plain tensors cannot be mixed", "`min_value`"))
 
+    for error in errors(lambda x: fullgrad.losses.listnet(x, torch.ones(4, 6, dtype=torch.float64)), Shard(1)):  # plain code
+        assert isinstance(error, TypeError)
+        assert all(text in str(error) for text in ("listnet: plain tensors cannot be mixed", "`argument 2`"))
+
     def allowed(x):
         with implicit_replication():
             return [fullgrad.clamp(x, -torch.ones(6, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))]

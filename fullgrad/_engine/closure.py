@@ -1,10 +1,12 @@
 """`Closure`: the tensors that a function uses and was not given, as inputs of an operator."""
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
@@ -104,8 +106,14 @@ class Refusing(Captures):
     def first(
         self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = (), below: bool = False
     ) -> Any:
-        """``function(*given)``. Below transforms, which its result would not show, a mode looks at each operation."""
+        """``function(*given)``. Below transforms, which its result would not show, a mode looks at each operation, or the walk at
+        what code holds that the user has compiled: no mode looks into it, and in its graphs Dynamo would compile the mode.
+        """
         if not below:
+            return function(*given)
+        if self._of_compiled_code is not None and not (is_watched() or is_compiling()):
+            if _that_matter(self._of_compiled_code):
+                raise RuntimeError(self.message())
             return function(*given)
         mode = Watch(self, [*given, *values])
         with mode, watching(mode):
@@ -114,6 +122,15 @@ class Refusing(Captures):
     def unchanged(self) -> contextlib.AbstractContextManager[Any]:
         """A context for a call: there are no modules whose tensors it could change."""
         return contextlib.nullcontext()
+
+    @functools.cached_property
+    def _of_compiled_code(self) -> list[Tensor] | None:
+        """The tensors that the functions hold, if the user has compiled one of these."""
+        found = places(*self.functions)
+        if not has_compiled_code(self.functions, found):
+            return None
+        modules, tensors = held_in(self.functions, found)
+        return [*tensors, *[t for m in modules for t in state_of(m).values()]]
 
     def check(self, results: Sequence[Tensor]) -> None:
         if self.checks:
@@ -186,7 +203,7 @@ class Closure(Captures):
         missed one. Below transforms their tensors are numbers, and a result does not show that one was used.
         """
         own = self.captured
-        if not below and self._is_found():
+        if self._is_found(below):
             numbers = [*values, *[t.detach() for t in self.tensors[len(values) :]]]
             call = lambda: own.run(function, given, numbers)  # noqa: E731
             result = own.replay.first(call, lambda result: not _shows_others(result, given))
@@ -202,6 +219,7 @@ class Closure(Captures):
 
     def release(self) -> tuple[list[Tensor], "Captured"]:
         """The noted tensors, which autograd alone keeps from now on, and what calls functions with others in their places."""
+        self.captured.refs = []
         self.captured.settle(self.tensors)
         tensors, own, self.tensors, self.held, self.known = self.tensors, self.captured, [], [], set()
         if own.is_plain:
@@ -250,24 +268,22 @@ class Closure(Captures):
         stand_ins = {id(t): t.detach() for t in found}
         return {id(t): self.noted(t) for t in found if substituted(function, {id(t): stand_ins[id(t)]}) is not function}
 
-    def _is_found(self) -> bool:
-        """Whether the walk alone says which tensors matter: if none does, or around compiled code, into which no mode looks.
-        They are noted then, also those that a call does not use.
+    def _is_found(self, below: bool) -> bool:
+        """Whether the walk alone says which tensors matter: if none does, or around code that the user has compiled, into which
+        no mode looks, and in whose graphs Dynamo would compile the mode. They are noted then, used or not.
         """
         if is_watched() or is_compiling():  # a graph would have a constant as it is now
             return False
-        states = self.captured.states
-        tensors = list({id(t): t for t in (*self.held, *[t for _, state in states for t in state.values()])}.values())
-        tensors = [t for t in tensors if isinstance(t, Tensor)]  # others are positions, of tensors that are noted
-        needed = are_differentiated(tensors) if tensors else []
-        matter = [t for t, need in zip(tensors, needed, strict=True) if need or level_of(t)]
-        if not matter:
-            return True
-        if not has_compiled_code(self.functions, self.captured.places):
+        if below and not self.captured.has_compiled_code:
             return False
+        # The states of modules have the positions of tensors that are noted.
+        found = [*self.held, *[t for _, state in self.captured.states for t in state.values() if isinstance(t, Tensor)]]
+        matter = _that_matter(found)
+        if not (matter and self.captured.has_compiled_code):
+            return not matter
         held = {id(t) for t in self.held}
         for t in matter:
-            if id(t) in held:
+            if id(t) in held and id(t) not in self.known:
                 self.noted(t)
         self.captured.settle(self.tensors)
         return True
@@ -298,19 +314,27 @@ class Captured:
         self.is_traced = in_graph()  # in which constants are not noted
         self.refs: list[tuple[weakref.ref[Tensor], bool]] = []  # the noted tensors, and whether each needs a derivative
 
+    @functools.cached_property
+    def has_compiled_code(self) -> bool:
+        """Whether the user has compiled one of the functions, or one that they hold."""
+        return has_compiled_code(self.functions, self.places)
+
     def settle(self, tensors: Sequence[Tensor]) -> None:
         """Keep the positions of the noted tensors, by which values stand in their places."""
-        needed = are_differentiated(seen(tensors)) if tensors else []
+        new = tensors[len(self.refs) :]  # of the others one cannot ask below transforms
+        needed = are_differentiated(seen(new)) if new else []
         positions = {id(t): i for i, t in enumerate(tensors)}
         self.states = [(m, {name: positions.get(id(t), t) for name, t in state.items()}) for m, state in self.states]
-        self.refs = [(weakref.ref(t), need) for t, need in zip(tensors, needed, strict=True)]
+        self.refs += [(weakref.ref(t), need) for t, need in zip(new, needed, strict=True)]
 
     def again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         """``function(*given)`` with values in the places of the tensors that were noted."""
         if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
             return _again_outside[0](self, function, given, values) if values else function(*given)
+        # Compiled code has no derivative of its derivative, and in forward mode none; there the code that was compiled is called.
+        is_compiled = self.has_compiled_code and not _are_leaves([*given, *values])
         with self.replay.again() if self.draws_again else self.replay.none():
-            return self._again(function, given, values)
+            return (_uncompiled[0] if is_compiled else Captured._again)(self, function, given, values)
 
     def _again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         check_modes(self.modes)
@@ -399,7 +423,7 @@ class Captured:
     @contextlib.contextmanager
     def _compiled_globals(self, others: Mapping[int, Tensor]) -> Iterator[None]:
         """A context in which globals have other tensors, by identity, if code is compiled: it has no copy with other globals."""
-        if not others or not has_compiled_code(self.functions, self.places):
+        if not others or not self.has_compiled_code:
             yield
             return
         found = [(space, name, t) for space, name, t in self.places if id(t) in others and is_globals(space)]
@@ -412,7 +436,22 @@ class Captured:
                 space[name] = t
 
 
+def _as_python(captured: Captured, *args: Any) -> Any:
+    with torch.compiler.set_stance("force_eager"):
+        return captured._again(*args)
+
+
+_uncompiled = outside_dynamo_later(_as_python)  # where torch allows another stance
 _again_outside = outside_dynamo_later(lambda captured, *args: captured.again(*args))
+
+
+def _that_matter(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that belong to a transform, of which nothing else can be asked below it, or need a derivative."""
+    tensors = list({id(t): t for t in tensors}.values())
+    levels = [level_of(t) for t in tensors]
+    plain = [t for t, level in zip(tensors, levels, strict=True) if not level]
+    needed = iter(are_differentiated(plain) if plain else [])
+    return [t for t, level in zip(tensors, levels, strict=True) if level or next(needed)]
 
 
 def _shows_others(result: Any, given: Sequence[Tensor]) -> bool:

@@ -193,7 +193,7 @@ def quantize_(
             names = tuple(n for n in quantizers if n not in ("input", "output"))
             if isinstance(layer, nn.RNNBase):
                 take_rnn_weights(layer)
-            layer.__class__ = quantized_class(type(layer), names)
+            layer.__class__ = quantized_class(type(layer), names)  # pyright: ignore[reportAttributeAccessIssue]
             for weight, quantizer in quantizers.items():
                 if weight != "bias":
                     layer.register_module(f"{weight}_quantizer", quantizer)

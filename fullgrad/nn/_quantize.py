@@ -191,9 +191,9 @@ def quantize_(
                 if quantizer is not None and weight not in ("input", "output"):
                     _check_quantized(quantizer, layer._parameters[weight])
             names = tuple(n for n in quantizers if n not in ("input", "output"))
+            layer.__class__ = quantized_class(type(layer), names)
             if isinstance(layer, nn.RNNBase):
                 take_rnn_weights(layer)
-            layer.__class__ = quantized_class(type(layer), names)  # pyright: ignore[reportAttributeAccessIssue]
             for weight, quantizer in quantizers.items():
                 if weight != "bias":
                     layer.register_module(f"{weight}_quantizer", quantizer)

@@ -432,7 +432,7 @@ NOT_AT_UNITS = re.compile("polygamma|zeta|digamma|linalg.eig(vals)?$")
 
 
 class Difference(NamedTuple):
-    """What differs from torch's own on purpose, by names of operators, of what is tried, and by samples, with the reason."""
+    """An intended difference from torch's own, by names of operators, of what is tried, and by samples, with the reason."""
 
     operators: re.Pattern[str]
     kinds: re.Pattern[str]

@@ -169,6 +169,7 @@ BREAKS = {
 NAMES = [
     "cumprod",
     "_scaled_dot_product_flash_attention_for_cpu",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
     "conv_tbc",
     "index_reduce.amax, in place",
     "svd_lowrank",

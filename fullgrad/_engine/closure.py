@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
@@ -150,6 +151,7 @@ class Closure:
 
     def release(self) -> list[Tensor]:
         """The noted tensors, which the closure forgets, so that autograd alone keeps them. It keeps others of modules."""
+        self._refs = []
         self._settle()
         tensors, self.tensors, self.held, self.known = self.tensors, [], [], set()
         if self.is_plain:
@@ -162,8 +164,10 @@ class Closure:
         """``function(*given)`` with values in the places of the tensors that were noted."""
         if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
             return _again_outside[0](self, function, given, values) if values else function(*given)
+        # Compiled code has no derivative of its derivative, and in forward mode none; there the code that was compiled is called.
+        is_compiled = has_compiled_code(self.functions, self.places) and not _are_leaves([*given, *values])
         with self.replay.again() if self.draws_again else self.replay.none():
-            return self._again(function, given, values)
+            return (_uncompiled[0] if is_compiled else Closure._again)(self, function, given, values)
 
     def _again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         check_modes(self.modes)
@@ -215,22 +219,25 @@ class Closure:
         return {id(t): self.noted(t) for t in found if substituted(function, {id(t): stand_ins[id(t)]}) is not function}
 
     def _is_found(self) -> bool:
-        """Whether the walk alone says which tensors matter: if none does, or around compiled code, into which no mode looks.
-        They are noted then, also those that a call does not use.
+        """Whether the walk alone says which tensors matter: if none does, or around code that the user has compiled, into which
+        no mode looks, and in whose graphs Dynamo would compile the mode. They are noted then, used or not.
         """
-        if is_watched() or self.is_below or is_compiling():  # a graph would have a constant as it is now
+        if is_watched() or is_compiling():  # a graph would have a constant as it is now
+            return False
+        has_compiled = has_compiled_code(self.functions, self.places)
+        if self.is_below and not has_compiled:
             return False
         tensors = list({id(t): t for t in (*self.held, *[t for _, state in self.states for t in state.values()])}.values())
         tensors = [t for t in tensors if isinstance(t, Tensor)]  # others are positions, of tensors that are noted
-        needed = are_differentiated(tensors) if tensors else []
-        matter = [t for t, need in zip(tensors, needed, strict=True) if need or level_of(t)]
-        if not matter:
-            return True
-        if not has_compiled_code(self.functions, self.places):
-            return False
+        levels = [level_of(t) for t in tensors]  # of which nothing else can be asked below transforms
+        plain = [t for t, level in zip(tensors, levels, strict=True) if not level]
+        needed = iter(are_differentiated(plain) if plain else [])
+        matter = [t for t, level in zip(tensors, levels, strict=True) if level or next(needed)]
+        if not (matter and has_compiled):
+            return not matter
         held = {id(t) for t in self.held}
         for t in matter:
-            if id(t) in held:
+            if id(t) in held and id(t) not in self.known:
                 self.noted(t)
         self._settle()
         return True
@@ -317,8 +324,9 @@ class Closure:
     def _settle(self) -> None:
         positions = {id(t): i for i, t in enumerate(self.tensors)}
         self.states = [(m, {name: positions.get(id(t), t) for name, t in state.items()}) for m, state in self.states]
-        needed = are_differentiated(seen(self.tensors)) if self.tensors else []
-        self._refs = [(weakref.ref(t), need) for t, need in zip(self.tensors, needed, strict=True)]
+        new = self.tensors[len(self._refs) :]  # of the others one cannot ask below transforms
+        needed = are_differentiated(seen(new)) if new else []
+        self._refs += [(weakref.ref(t), need) for t, need in zip(new, needed, strict=True)]
 
     def _others(self, values: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         pairs = [(ref(), value) for (ref, _), value in zip(self._refs, values, strict=bool(values))]
@@ -336,6 +344,12 @@ class Closure:
         return self._with_values(under, (), values)
 
 
+def _as_python(closure: Closure, *args: Any) -> Any:
+    with torch.compiler.set_stance("force_eager"):
+        return closure._again(*args)
+
+
+_uncompiled = outside_dynamo_later(_as_python)  # where torch allows another stance
 _again_outside = outside_dynamo_later(lambda closure, *args: closure.again(*args))
 
 
@@ -365,7 +379,7 @@ class Refusing(Closure):
 
     def __init__(self, name: str, *functions: Any, checks: bool = True) -> None:
         super().__init__(name, *functions)
-        self.checks = checks
+        self.checks, self.has_looked = checks, False
 
     def look(self) -> None:
         """Note nothing before it is asked for: most calls never ask."""
@@ -379,10 +393,21 @@ class Refusing(Closure):
         super().refuse()
 
     def noted(self, tensor: Tensor) -> Tensor:
+        self.known.add(id(tensor))
         return tensor  # whose derivative the result shows; below transforms, which it would not show, the mode refuses it
 
     def first(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor] = ()) -> Any:
         return super().first(function, given, values) if self.is_below else function(*given)  # at whose result `check` looks
+
+    def _is_found(self) -> bool:
+        if not self.has_looked:  # a call below transforms comes here for each sample
+            super().look()
+            self.has_looked = True
+        if not (has_compiled_code(self.functions, self.places) and super()._is_found()):
+            return False
+        if self.known:
+            raise RuntimeError(self.message())
+        return True
 
     def check(self, results: Sequence[Tensor]) -> None:
         if self.checks:

@@ -376,6 +376,17 @@ def test_a_compiled_function_under_transforms():
 
 
 @pytest.mark.long
+def test_a_compiled_kernel_with_the_plain_function_as_reference():
+    """A compiled `flex_attention` is a kernel whose derivatives of every order are those of the plain one."""
+    f = lambda q: flex_attention(q, K, V, lambda s, b, h, i, j: torch.tanh(s) * 2)  # noqa: E731
+    op = fullgrad.with_reference(torch.compile(f, backend="aot_eager", fullgraph=True), f)
+    with fullgrad.completing():
+        for name in ("value", "grad", "jvp of grad", "jvp of jvp", "vmap of grad"):
+            found, expected = TRANSFORMS[name](op, Q), TRANSFORMS[name](FLEX["soft cap"][1], Q)
+            torch.testing.assert_close(tree_leaves(found), tree_leaves(expected))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["grad", "jvp", "backward of backward"])
 def test_many_queries(way):
     """Blocks of queries have the same derivatives, with a part of the memory of all scores."""

@@ -1,6 +1,7 @@
 """What stands around a call of an operator made of functions: closures, modes, other vmaps, what changes before a backward."""
 
 import ctypes
+import functools
 import math
 import subprocess
 import sys
@@ -807,6 +808,85 @@ def test_compiled_functions_inside_run_compiled(name, captures, monkeypatch):
         found = torch.autograd.grad(y.sum(), inputs)
         assert runs
         torch.testing.assert_close(found, torch.autograd.grad(torch.sin(of(x)).sum(), inputs))
+
+
+def cubed(x, w=None):
+    """A cube by torch's operators, one of which has a number as an argument, and with a weight that it captures."""
+    return x.pow(3).reshape(x.size(0), -1).reshape(x.shape) * (1 if w is None else w)
+
+
+def slope_of_cube(inputs, outputs, grads):
+    return (3 * inputs[0].pow(2) * grads.reshape(grads.size(0), -1).reshape(grads.shape),)
+
+
+BELOW = {
+    "value": lambda compiled, how: fullgrad.with_reference(compiled(cubed), cubed, vmap_method=how),
+    "backward": lambda compiled, how: fullgrad.with_reference(cubed, cubed, backward=compiled(slope_of_cube), vmap_method=how),
+    "backward, in a function": lambda compiled, how: fullgrad.with_reference(
+        cubed, cubed, backward=(lambda f: lambda x, y, g: f(x, y, g))(compiled(slope_of_cube)), vmap_method=how
+    ),
+    "jvp": lambda compiled, how: fullgrad.with_reference(
+        cubed, cubed, jvp=compiled(lambda x, y, t: slope_of_cube(x, y, t[0])[0]), vmap_method=how
+    ),
+}
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("how", ["sequential", "broadcast"])
+@pytest.mark.parametrize("name", BELOW)
+def test_compiled_functions_below_transforms_run_compiled(name, how):
+    """A kernel that the user compiled is called compiled under a transform, too: Dynamo meets nothing of ours in it."""
+    runs = []
+
+    def backend(graph, inputs):
+        runs.extend(n.target for n in graph.graph.nodes if n.op.startswith("call"))
+        return graph
+
+    torch._dynamo.reset()
+    op, x = BELOW[name](lambda f: torch.compile(f, backend=backend, fullgraph=True), how), X.repeat(2, 1)
+    for transform in (torch.func.hessian, torch.func.jacfwd, lambda f: torch.func.vmap(torch.func.grad(f))):
+        given = x[None] if transform not in (torch.func.hessian, torch.func.jacfwd) else x
+        torch.testing.assert_close(transform(lambda x: op(x).sum())(given), transform(lambda x: cubed(x).sum())(given))
+    assert "pow" in runs
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("how", ["sequential", "broadcast"])
+def test_compiled_functions_below_transforms_follow_what_they_capture(how):
+    """A kernel that the user compiled has the derivative by a tensor of a transform that it captures; a rule refuses one."""
+    ws, compiled = torch.stack([X, X + 1]), functools.partial(torch.compile, backend="eager")
+
+    def captures(w):
+        f = functools.partial(cubed, w=w)
+        return fullgrad.with_reference(compiled(lambda x: f(x)), f, vmap_method=how)(X).sum()
+
+    def backward_captures(w):
+        rule = compiled(lambda x, y, g: (slope_of_cube(x, y, g)[0] * w,))
+        op = fullgrad.with_reference(cubed, cubed, backward=rule, vmap_method=how)
+        return torch.func.grad(lambda x: op(x).sum())(X).sum()
+
+    for transform in (torch.func.vmap, torch.func.jacrev, lambda f: torch.func.vmap(torch.func.hessian(f))):
+        given = ws if transform is not torch.func.jacrev else ws[0]
+        torch.testing.assert_close(transform(captures)(given), transform(lambda w: cubed(X, w).sum())(given))
+    with pytest.raises(RuntimeError, match="`backward` captures a tensor that requires a gradient or belongs to a transform"):
+        torch.func.grad(backward_captures)(ws[0])
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("name", ["checkpoint", "with_reference"])
+def test_second_derivatives_of_compiled_functions(name):
+    """A derivative of a derivative calls the code that was compiled, as compiled code has none: torch raises, or gives 0."""
+    compiled = torch.compile(cubed, backend="aot_eager", fullgraph=True)
+    op = {
+        "checkpoint": functools.partial(fullgrad.checkpoint, compiled),
+        "with_reference": fullgrad.with_reference(cubed, compiled),
+    }
+    x = X.clone().requires_grad_()
+    for scale in (1, 2):
+        y = op[name](x * scale).sum()
+        for order in (3 * x**2, 6 * x, 6 + 0 * x):
+            (y,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            torch.testing.assert_close(y, scale**3 * order)
 
 
 # --- Zeros without memory ---------------------------------------------------------------------------------------------------

@@ -193,8 +193,8 @@ def has_tangent(tensor: Tensor) -> bool:
     try:
         return torch_private.unpack_dual(tensor, level=0)[1] is not None
     except RuntimeError:
-        # Torch's legacy vmap has no rule for a tensor without a tangent, and inference tensors cannot have one.
-        if torch_private.is_legacy_batched(tensor) or tensor.is_inference():
+        # Torch's legacy vmap has no rule for a tensor without a tangent; inference tensors, and code below autograd, have none.
+        if torch_private.is_legacy_batched(tensor) or tensor.is_inference() or torch_private.is_below_autograd():
             return False
         raise
 

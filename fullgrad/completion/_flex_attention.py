@@ -10,13 +10,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fullgrad._core.autocast import is_autocast
-from fullgrad._dispatch import flex_attention_by, pytree, torch_function
+from fullgrad._dispatch import (
+    active_transforms,
+    are_differentiated,
+    below_transforms,
+    flex_attention_by,
+    innermost,
+    is_tracing,
+    pytree,
+    require_grad,
+    torch_function,
+)
+from fullgrad._engine.rule import Rule, by_reference, declared, scattered, transpose
 from fullgrad.completion._attention import query_block
 from fullgrad.completion._registry import HIGHER_ORDER, replaces_function
 from fullgrad.functions import checkpoint
 
 # At most so many blocks, each of which costs a call of the functions of users.
 _BLOCKS = 32
+_WITHOUT_BACKWARD = {"cpu"}  # devices for which torch compiles no backward
 
 
 class _Indexing(TorchFunctionMode):
@@ -117,4 +129,65 @@ def flex_attention(*args: Any, **kwargs: Any) -> Any:
     return _function()(*args, **kwargs)
 
 
-HIGHER_ORDER["flex_attention"] = _attention
+def _operator(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The operator that compiled code calls, under transforms: by its kernels where a first gradient is all that is asked for."""
+    leaves, spec = pytree.tree_flatten(args)
+    where = [i for i, v in enumerate(leaves) if isinstance(v, Tensor)]
+    tensors = [leaves[i] for i in where]  # query, key and value first
+
+    def call(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+        own = list(leaves)
+        for i, v in zip(where, given, strict=True):
+            own[i] = v
+        return function(*pytree.tree_unflatten(own, spec))
+
+    if not _has_kernels(tensors, has_columns=args[4][7] is not None):
+        return _attention(*args)
+    rule, values = _kernels(call, [innermost(v) for v in tensors])
+    return tuple(declared(rule, values, tensors))  # pyright: ignore[reportReturnType]
+
+
+def _has_kernels(tensors: Sequence[Tensor], has_columns: bool) -> bool:
+    """Whether torch's compiled forward and backward compute what is asked for: no batch, no tangent, no second derivative, and no
+    gradient by a captured tensor, which torch's backward without a compiler does not give here. The backward reads the columns of
+    a mask.
+    """
+    if not is_tracing() or active_transforms() != ["Grad"] or tensors[0].device.type in _WITHOUT_BACKWARD or not has_columns:
+        return False
+    return not (any(innermost(v).requires_grad for v in tensors) or any(are_differentiated(tensors[3:])))
+
+
+def _kernels(call: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Rule, Sequence[Tensor]]:
+    """The values of torch's operator, and its gradients by its own backward, whose derivatives are those of the formula."""
+
+    def values() -> Any:
+        own = [v.detach() for v in inputs]
+        for v in own[:3]:
+            require_grad(v)
+        with torch.enable_grad():
+            outputs = call(torch.ops.higher_order.flex_attention, own)
+        return own, outputs, [y.detach() for y in outputs]
+
+    own, outputs, found = below_transforms(values)
+
+    def formula(*given: Tensor) -> Sequence[Tensor]:
+        return call(_attention, given)
+
+    of_formula = by_reference(formula)
+
+    def pull(given: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Any:
+        if active_transforms() not in ([], ["Grad"]):  # a batch of gradients
+            return of_formula.pull(given, cotangents, needs)
+        where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(given)
+
+        def gradients() -> Any:
+            gs = [innermost(g).detach() for g in cotangents[:2]]
+            return torch.autograd.grad(outputs[:2], [own[i] for i in where], gs, retain_graph=True, materialize_grads=True)
+
+        of_gradient = by_reference(lambda *all: transpose(formula, all[:n], where)(*all[n:]))
+        return scattered(n, where, declared(of_gradient, below_transforms(gradients), [*given, *cotangents]))
+
+    return Rule(pull, of_formula.push), found
+
+
+HIGHER_ORDER["flex_attention"] = _operator

@@ -427,3 +427,29 @@ def test_a_context_that_is_left_twice_is_an_error(context):
         made.__exit__(None, None, None)
     with context():
         assert context is fullgrad.adopting or _completing._state.is_inside
+
+
+@operators.operator
+def doubled_rows(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+doubled_rows.register_vmap(lambda info, in_dims, x: (doubled_rows(x), in_dims[0]))
+
+
+@operators.operator
+def doubled_by_rows(x: torch.Tensor) -> torch.Tensor:
+    return vmap(doubled_rows)(x)
+
+
+doubled_by_rows.register_autograd(lambda ctx, g: 2 * g)
+
+
+@pytest.mark.parametrize("context", [fullgrad.adopting, fullgrad.completing])
+def test_an_operator_that_batches_another_one(context):
+    """Below autograd, where an operator with a derivative runs, no tensor has a tangent that another one could lose."""
+    x = X.clone().requires_grad_()
+    with context():
+        y = doubled_by_rows(x)
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 2))
+    assert torch.equal(y, 2 * x)

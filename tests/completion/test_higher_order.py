@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import _higher_order_ops as ops
+from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vjp, vmap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -363,6 +364,34 @@ def test_compiled_flex_attention(transform):
         torch._dynamo.reset()
         found = torch.compile(lambda x: TRANSFORMS[transform](f, x), backend="aot_eager", fullgraph=True)(x)
         torch.testing.assert_close(tree_leaves(found), tree_leaves(TRANSFORMS[transform](FLEX["soft cap"][1], x)))
+
+
+@pytest.mark.long
+def test_compiled_gradients_call_the_kernels(monkeypatch):
+    """A compiled first gradient has torch's operators, forward and backward, on a device with both; all else is the formula."""
+    monkeypatch.setattr("fullgrad.completion._flex_attention._WITHOUT_BACKWARD", set())  # this one may have kernels
+    nodes = []
+
+    def noted(graph, inputs):
+        nodes.extend(str(n.target) for n in graph.graph.nodes)
+        return graph
+
+    def loss(x, bias=BIAS):
+        y, sums = flex_attention(x, K, V, lambda s, b, h, i, j: s + bias[h, i, j], block_mask=mask(causal), return_lse=True)
+        return y.square().sum() + sums.sin().sum()
+
+    def both(x):
+        return grad(loss, (0, 1))(x, BIAS)
+
+    programs = {"grad": grad(loss), "captured": both}
+    for name, f in programs.items():
+        torch._dynamo.reset()
+        nodes.clear()
+        with fullgrad.completing():
+            expected = tree_leaves(f(Q))
+            found = torch.compile(f, backend=aot_autograd(fw_compiler=noted), fullgraph=True)(Q)
+        torch.testing.assert_close(tree_leaves(found), expected)
+        assert ("flex_attention_backward" in nodes) == ("flex_attention" in nodes) == (name == "grad")
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ class Writes(TorchFunctionMode):
         return result
 
     def key(self, tensor: Tensor) -> Any:
-        """What is equal for masks that are made in one way from the same tensors, with nothing changed in between."""
+        """A key that masks share which are made in one way from the same tensors, with nothing changed in between."""
         return self.made.get(id(tensor), (self.changes, id(tensor)))
 
 

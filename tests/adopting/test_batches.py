@@ -67,6 +67,15 @@ def rows(ctx, g):
     return g * both.sum(1)
 
 
+def selected(ctx, g):
+    (x,) = ctx.saved_tensors
+    result, far = torch.zeros_like(g), x.abs() > 2
+    result[x > 0] = g[x > 0] * x[x > 0].log()  # which is infinite at other places
+    result[~(x > 0)] = -g[~(x > 0)]
+    result[far] = 2 * g[far] - g[far] / x[far] ** 2
+    return result
+
+
 def jacobian(ctx, g):
     (x,) = ctx.saved_tensors
     j = torch.zeros(3, 3, dtype=x.dtype)
@@ -108,6 +117,7 @@ def signs(ctx, x):
         (saves, to_a_tensor),
         (saves, in_a_part),
         (saves, rows),
+        (saves, selected),
         (saves, jacobian),
         (saves, jacobian_of_rows),
         (makes, slope),
@@ -140,19 +150,46 @@ def test_writes_that_vmap_refuses_are_batched(rules):
             torch.testing.assert_close(vmap(order(f))(BATCH), second)
 
 
-def test_a_masked_write_of_one_number_for_each_place_is_a_loop():
-    """A write whose values have a shape that depends on numbers runs sample by sample, and is right."""
+def to_others(g, x, result):
+    result[x > 0] = g[x > 0].flip(0)
 
-    def selected(ctx, g):
-        (x,) = ctx.saved_tensors
-        result = torch.zeros_like(g)
-        result[x > 0] = g[x > 0] * x[x > 0]
+
+def changed_between(g, x, result):
+    y = x.clone()
+    chosen = g[y > 0]
+    y.neg_()
+    result[y < 0] = chosen
+    result[y > 0] = 3
+
+
+def another_mask(g, x, result):
+    chosen, seen = g[x > 0], (x > 0).clone()
+    seen[0], seen[1] = x[1] > 0, x[0] > 0
+    result[seen] = chosen
+
+
+def in_place(g, x, result):
+    chosen = g[x > 0]
+    chosen.mul_(2)
+    torch.neg_(chosen)
+    result[x > 0] = chosen
+
+
+@pytest.mark.parametrize("write", [to_others, changed_between, another_mask, in_place])
+def test_masked_writes_of_other_values_are_a_loop(write):
+    """A write of what a mask has selected that is no function of each number runs sample by sample, and is right."""
+
+    def backward(ctx, g):
+        (x,), result = ctx.saved_tensors, torch.zeros_like(g)
+        write(g, x, result)
         return result
 
-    cls, _ = function(saves, selected)
+    cls, _ = function(saves, backward)
+    f = lambda x: (cls.apply(x) * x).sum()  # noqa: E731
+    expected = torch.stack([torch.autograd.functional.jacobian(f, x) for x in BATCH])
     with fullgrad.adopting(), pytest.warns(UserWarning, match="sample by sample"):
-        found = vmap(grad(lambda x: cls.apply(x).sum()))(BATCH)
-    torch.testing.assert_close(found, BATCH.relu())
+        found = vmap(grad(f))(BATCH)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_loop_runs_the_code_once_for_each_sample():

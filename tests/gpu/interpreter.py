@@ -25,8 +25,8 @@ def make_fast() -> None:
             interpreter._patch_lang(self.fn)
         return self.rewrite()(*args, **kwargs)
 
-    def scanned(self, inputs):
-        found, types, distance = [x.handle.data for x in inputs], [x.dtype for x in inputs], 1
+    def scanned(self, input):
+        found, types, distance = [x.handle.data for x in input], [x.dtype for x in input], 1
         places = numpy.arange(found[0].shape[self.axis]).reshape([-1 if i == self.axis else 1 for i in range(found[0].ndim)])
         while distance < places.size:
             both = [numpy.roll(x, distance, self.axis) for x in found], found

@@ -49,12 +49,14 @@ def compiling(target):
 def resources(kernel):
     """Warps, registers, the stack (bytes that a thread spills) and shared memory."""
     assert not re.search(r"\b(atom|red)\.", kernel.asm["ptx"]), "an atomic operation: sums have no fixed order"
+    # (The tool does not see the shared memory that a launch asks for.)
     tool = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "kernel.cubin")
         pathlib.Path(path).write_bytes(kernel.asm["cubin"])
         text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-    return [kernel.metadata.num_warps, *[int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "SHARED")]]
+    registers, stack = (int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK"))
+    return [kernel.metadata.num_warps, registers, stack, kernel.metadata.shared]
 
 
 def kernels():

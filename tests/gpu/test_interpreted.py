@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from fullgrad import soft
-from fullgrad._fast.gpu import pairs, rows, thresholds
+from fullgrad._fast.gpu import LONGEST_SORTED, pairs, rows, sorted_rows, thresholds
 from tests.gpu.comparison import (
     DTYPES,
     FUNCTIONS,
@@ -53,6 +53,36 @@ def test_other_sizes_and_dtypes(name):
         compare(name, FUNCTIONS[name], careful_rows(1), -1, torch.float32)
     for dtype, n in ((torch.float16, 5), (torch.bfloat16, 4)):
         compare(name, FUNCTIONS[name], careful_rows(n), -1, dtype)
+
+
+@pytest.mark.parametrize("name", ["sort softsort smooth", "rank softsort smooth", "sort_st softsort"])
+def test_rows_that_are_sorted_in_registers(name):
+    """The longest rows that are sorted in registers, and shorter ones with large numbers and NaN; longer ones have no kernel."""
+    whats = ("vjp",) if "_st" in name else ("value", "vjp")
+    rows = torch.randn(2, 150)  # without ties, whose order is not that of the formula
+    compare(name, FUNCTIONS[name], torch.stack([rows[0], rows[1] * 1e30, rows[1] / 0 * 0]), -1, torch.float32, whats)
+    compare(name, FUNCTIONS[name], torch.randn(2, LONGEST_SORTED - 1), -1, torch.float32, whats)
+    with launches() as kernels:
+        FUNCTIONS[name](torch.randn(1, LONGEST_SORTED + 1), -1)
+    assert not kernels
+
+
+def test_ranks_of_ties_in_longer_rows():
+    """There is no slope between equal elements, as in a sum over all pairs."""
+    x = (torch.randn(2, 150) * 4).round() / 4
+    g = torch.randn(2, 150)
+    exact = x.double().requires_grad_()
+    h = (exact - exact.mean(-1, keepdim=True)) / (exact.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+    z = h.sigmoid()
+    weights = ((z[:, :, None] - z[:, None]).abs() / -0.1).softmax(-1)
+    places = torch.argsort(torch.argsort(exact, stable=True)) + 1.0
+    y = (weights @ places[..., None].double())[..., 0]
+    with launches() as kernels:
+        found, pull = torch.func.vjp(lambda x: soft.rank(x, -1, method="softsort", descending=False), x)
+        (gradient,) = pull(g)
+    assert len(kernels) == 2
+    assert error(found, y.detach(), 2) < 1e-5
+    assert error(gradient, torch.autograd.grad(y, exact, g.double())[0], 2) < 1e-4
 
 
 def layouts():
@@ -206,6 +236,19 @@ def _nan_is_lost(x):
     return rows.row_max(x) > 1e38
 
 
+@triton.jit
+def _unshifted(z, h, q, m, q_apart, m_apart, next_z, next_h, next_q, next_m, next_q_apart, next_m_apart):
+    d = tl.exp(-tl.abs(z - next_z))
+    return next_z, next_h, next_q + d * q, next_m + d * m, next_q_apart + d * q, next_m_apart + d * m
+
+
+@triton.jit
+def _with_ties(z, h, q, m, q_apart, m_apart, next_z, next_h, next_q, next_m, next_q_apart, next_m_apart):
+    d = tl.exp(-tl.abs(z - next_z))
+    q, m = d * q, d * (m + q * (h - next_h))
+    return next_z, next_h, next_q + q, next_m + m, next_q_apart + q, next_m_apart + m
+
+
 BROKEN = (
     (thresholds, "link", _linked, "proj_simplex c2", "vjp"),
     (rows, "standardized", _unstandardized, "sort neuralsort smooth", "vjp"),
@@ -217,6 +260,8 @@ BROKEN = (
     (pairs, "absolute_slope", _without_slope, "sort neuralsort smooth", "vjp"),
     (pairs, "weights", _weightless, "max softsort smooth", "vjp"),
     (pairs, "curve", _curved, "rank sigmoid smooth", "jvp"),
+    (sorted_rows, "combine", _unshifted, "sort softsort smooth", "value"),
+    (sorted_rows, "combine", _with_ties, "rank softsort smooth", "vjp"),
 )
 
 

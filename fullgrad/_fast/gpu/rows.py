@@ -9,12 +9,12 @@ _TILE = 128
 _INTERPRETED = triton.knobs.runtime.interpret
 
 
-def launch(kernel, rows: int, n: int, *args, warps: int | None = None, **constants) -> None:
+def launch(kernel, rows: int, n: int, *args, **constants) -> None:
     """Run a kernel on R rows of N >= n columns for each program: by a rule, without autotuning."""
     columns = triton.next_power_of_2(n)
-    count, warps = max(1, _TILE // columns), warps or min(8, max(1, columns // _TILE))
+    count, warps = max(1, _TILE // columns), min(8, max(1, columns // _TILE))
     if _INTERPRETED:  # where a program costs most
-        count = 16 if columns < 64 else 32
+        count = min(16 if columns < 64 else 32, triton.next_power_of_2(rows))
     kernel[(triton.cdiv(rows, count),)](*args, rows, n, **constants, R=count, N=columns, num_warps=warps, enable_fp_fusion=True)
 
 

@@ -1,7 +1,8 @@
 """Softsort in smooth mode without pairs: a row is sorted in registers, and as exp(-|a - b|) of sorted numbers is a product over
 neighbors, scans from both ends give all weighted sums, in O(n log^2 n) work.
 
-Sums of ``q (y - h)`` are kept relative to the h of the place that a scan has reached: no large numbers cancel.
+Sums of ``q (y - h)`` are kept relative to the h of the place that a scan has reached: no large numbers cancel. Nothing is
+gathered: `tl.gather` keeps a row in one warp, and on rows of 512 it spills hundreds of bytes.
 """
 
 import triton
@@ -23,23 +24,23 @@ from fullgrad._fast.gpu.rows import (
 
 
 @triton.jit
-def combine(d, q, m, h, next_d, next_q, next_m, next_h):
-    """Two stretches of a row as one: decays, decayed sums of q, and of q (y - h) for the last h."""
-    return d * next_d, next_q + next_d * q, next_m + next_d * (m + q * (h - next_h)), next_h
+def combine(z, h, q, m, q_apart, m_apart, next_z, next_h, next_q, next_m, next_q_apart, next_m_apart):
+    """Two stretches of a row as one: the z and h of its last element; as seen from that, the decayed sums of q and of q (y - h);
+    and those of the elements that differ from it, as the slope of a distance is 0 between equal ones."""
+    same, step = z == next_z, h - next_h
+    d = tl.exp(-tl.abs(z - next_z))
+    q, m = d * q, d * (m + q * step)
+    q_apart, m_apart = tl.where(same, q_apart, next_q_apart + q), tl.where(same, m_apart + q_apart * step, next_m_apart + m)
+    return next_z, next_h, next_q + q, next_m + m, q_apart, m_apart
 
 
 @triton.jit
-def max_of(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def before_ties(q, m, h, z, at, s):
-    """Sums up to the element ``at``, which lies before all that equal the own one, as seen from there; 0 if there is none."""
-    exists, at = (at >= 0) & (at < h.shape[1]), tl.minimum(tl.maximum(at, 0), h.shape[1] - 1)
-    d = tl.where(exists, tl.exp(-tl.abs(z - tl.gather(z, at, 1)) * s), 0.0)
-    q = tl.gather(q, at, 1)
-    return d * q, d * (tl.gather(m, at, 1) + q * (tl.gather(h, at, 1) - h))
+def sums_of(z, h, q, m):
+    """Sums over an element and all before it, over it and all behind it; over the smaller less the larger ones."""
+    zero = tl.zeros_like(z)
+    _, _, q_left, m_left, q_smaller, m_smaller = tl.associative_scan((z, h, q, m, zero, zero), 1, combine)
+    _, _, q_right, m_right, q_larger, m_larger = tl.associative_scan((z, h, q, m, zero, zero), 1, combine, reverse=True)
+    return q_left + q_right, m_left + m_right, q_smaller - q_larger, m_smaller - m_larger
 
 
 @triton.jit(do_not_specialize=["first", "count", "rows"])
@@ -72,13 +73,10 @@ def sorted_kernel(
     elif not HARD:
         h = tl.where(infinite, float("nan"), h)
 
-    decay = tl.where(ok & (place > 0), tl.exp((tl.gather(z, tl.maximum(place - 1, 0), 1) - z) * s), 0.0)
-    back = tl.where(place + 1 < n, tl.gather(decay, tl.minimum(place + 1, N - 1), 1), 0.0)
-    one, zero = tl.where(ok, 1.0, 0.0), tl.zeros_like(z)
-    _, left, from_left, _ = tl.associative_scan((decay, one, zero, h), 1, combine)
-    _, right, from_right, _ = tl.associative_scan((back, one, zero, h), 1, combine, reverse=True)
-    mass = tl.where(ok, left + right - 1, 1.0)
-    off = (from_left + from_right) / mass  # of the value from the own element
+    one, at_scale = tl.where(ok, 1.0, 0.0), tl.where(ok, z, 1.0) * s  # what does not exist lies behind all numbers
+    mass, off, mass_apart, off_apart = sums_of(at_scale, h, one, tl.zeros_like(z))
+    mass = tl.where(ok, mass - 1, 1.0)
+    off = off / mass  # of the value from the own element
     if WHAT == "value":
         y = h + off
         if not RANK:
@@ -93,25 +91,13 @@ def sorted_kernel(
     else:
         unit = tl.zeros_like(low) + 1 if RANK else unit_of(low, high)
         q = tl.load(v + at, mask=here, other=0.0).to(tl.float32) / unit * part / mass
-        _, q_left, m_left, _ = tl.associative_scan((decay, q, q * off, h), 1, combine)
-        _, q_right, m_right, _ = tl.associative_scan((back, q, q * off, h), 1, combine, reverse=True)
-        g_x = zero
+        q_sum, _, _, m_apart = sums_of(at_scale, h, q, q * off)
+        g_x = tl.zeros_like(z)
         if GATED:
-            # The slope of a distance is 0 between equal elements.
-            previous = tl.gather(z, tl.maximum(place - 1, 0), 1)
-            starts = tl.where((place == 0) | (z != previous), place, 0)
-            following = tl.gather(z, tl.minimum(place + 1, N - 1), 1)
-            ends = tl.where((place + 1 >= n) | (z != following), -place, -N)
-            lower = tl.associative_scan(starts, 1, max_of) - 1
-            upper = 1 - tl.associative_scan(ends, 1, max_of, reverse=True)
-            upper = tl.where(upper < n, upper, N)
-            mass_l, sum_l = before_ties(left, from_left, h, z, lower, s)
-            mass_r, sum_r = before_ties(right, from_right, h, z, upper, s)
-            g_z = -q * ((sum_l - sum_r) - off * (mass_l - mass_r))
-            g_z += before_ties(q_left, m_left, h, z, lower, s)[1] - before_ties(q_right, m_right, h, z, upper, s)[1]
+            g_z = m_apart - q * (off_apart - off * mass_apart)
             g_x = moved(g_z * s, finite, standard, slope_of_z, stats, True, True)
         if not RANK:
-            g_h = q_left + q_right - q
+            g_h = q_sum - q
             g_x += tl.where(finite, g_h, 0.0) if HARD else g_h
         tl.store(out + r * n + index, g_x * unit * (SIGN if RANK else 1), mask=ok)
 
@@ -123,7 +109,6 @@ def run(
     (rows, n), count, out = x.shape, x.shape[1] if count is None else count, x.new_empty(shape)
     options = {"WHAT": what, "RANK": rank, "SIGN": sign, "DESCENDING": descending, "GATED": gated, "HARD": hard}
     numbers = 1 / max(softness, 1e-30), mix or 0.0, first, count
-    warps = 8 if n > 128 else 1  # one number for each thread of a longer row: registers suffice
     v = v[0].contiguous() if v else x
-    launch(sorted_kernel, rows, n, x, v, out, *numbers, warps=warps, **options, MIXED=mix is not None)
+    launch(sorted_kernel, rows, n, x, v, out, *numbers, **options, MIXED=mix is not None)
     return out

@@ -86,7 +86,7 @@ def lambda_loss(
     rows = rows._replace(y=checked_relevance("lambda_loss", rows))
 
     def of_rows(rows: Rows, _: None) -> Tensor:
-        x, y, valid, _ = rows
+        x, y, valid = rows[:3]
         pairs, weights = _pairs(x.detach(), y, gains_of(y, gain).to(x.dtype), valid, scheme)
         behind = torch.where(pairs, x.unsqueeze(-2) - x.unsqueeze(-1), 0)
         return (Softrelu.apply(behind, 1.0, False, "smooth", False) * torch.where(pairs, weights, 0)).sum((-1, -2))

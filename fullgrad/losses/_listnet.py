@@ -67,7 +67,7 @@ def listnet(
 
 
 def _cross_entropy(rows: Rows, _: None) -> Tensor:
-    x, y, valid, _ = rows
+    x, y, valid = rows[:3]
     if valid is not None:
         others = torch.where(valid.any(-1, keepdim=True), -torch.inf, 0.0)  # a row without an element has no softmax
         x, y = [torch.where(valid, v, others) for v in (x, y)]

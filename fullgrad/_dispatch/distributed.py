@@ -114,7 +114,7 @@ class _PlainCode:
         self.whole_dims, self.dim_labels = (layout, None) if isinstance(layout, int) else (None, lambda *_: layout)
 
     def parameter_of(self, i: int) -> str:
-        """What an error calls an argument, whose name the code does not know."""
+        """The name of an argument in an error: the code does not know its own."""
         return "x" if i == 0 else f"argument {i + 1}"
 
 

@@ -53,8 +53,8 @@ def values_of(
         if "does not require grad" in str(error):
             raise RuntimeError(
                 f"{name} takes a derivative by a tensor that has none where the function is called for its value. Use "
-                "torch.func.grad or vjp inside it (the pullback of a vjp outside has no graph there; torch.func.linearize "
-                "needs none), or x.requires_grad_() before."
+                "torch.func.grad or vjp inside it, as the pullback of a call outside has no graph there, or x.requires_grad_() "
+                "before."
             ) from error
         if not has_methods or "Vmap" not in active_transforms() or str(error).startswith(name):
             raise

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad.losses._gains import GAINS, checked_relevance, gains_of
-from fullgrad.losses._rows import checked_rows
+from fullgrad.losses._rows import Rows, checked_rows
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft._softrelu import Softrelu
 
@@ -85,7 +85,8 @@ def lambda_loss(
 
     rows = rows._replace(y=checked_relevance("lambda_loss", rows))
 
-    def of_rows(x: Tensor, y: Tensor, valid: Tensor | None = None) -> Tensor:
+    def of_rows(rows: Rows, _: None) -> Tensor:
+        x, y, valid = rows[:3]
         pairs, weights = _pairs(x.detach(), y, gains_of(y, gain).to(x.dtype), valid, scheme)
         behind = torch.where(pairs, x.unsqueeze(-2) - x.unsqueeze(-1), 0)
         return (Softrelu.apply(behind, 1.0, False, "smooth", False) * torch.where(pairs, weights, 0)).sum((-1, -2))

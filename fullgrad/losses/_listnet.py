@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fullgrad.losses._rows import checked_rows
+from fullgrad.losses._rows import Rows, checked_rows
 from fullgrad.soft._relaxation import floating
 
 
@@ -66,7 +66,8 @@ def listnet(
     return rows.reduced(rows.losses("listnet", _cross_entropy), reduction, floating(scores).dtype)
 
 
-def _cross_entropy(x: Tensor, y: Tensor, valid: Tensor | None = None) -> Tensor:
+def _cross_entropy(rows: Rows, _: None) -> Tensor:
+    x, y, valid = rows[:3]
     if valid is not None:
         others = torch.where(valid.any(-1, keepdim=True), -torch.inf, 0.0)  # a row without an element has no softmax
         x, y = [torch.where(valid, v, others) for v in (x, y)]

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import surely
 from fullgrad.losses._gains import GAINS, checked_relevance, gains_of
-from fullgrad.losses._rows import checked_rows, quotient, soft_ranks
+from fullgrad.losses._rows import Rows, checked_rows, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
 from fullgrad.soft.order.methods import RankOrLapSum
@@ -99,17 +99,20 @@ def ndcg(
     if k is not None:
         k = checks.positive_integer("ndcg", "k", k, 2**53)
     rows = checked_rows("ndcg", "scores", scores, "relevance", relevance, dim, reduction, mask, weight)
-    v = checked_relevance("ndcg", rows)
-    r, softness_in_ranks = soft_ranks("ndcg", rows, softness, mode, method, standardize, descending=True)
-    gains, n = gains_of(v, gain).to(r.dtype), r.shape[-1]
-    places = torch.arange(1, n + 1, dtype=r.dtype, device=r.device)
-    parts, best = gains / torch.log1p(r), torch.sort(gains, -1, descending=True).values / torch.log1p(places)
-    if k is not None and not surely(k >= n):
-        hard = mode == "hard"
-        parts, best = [y * _cut(s, k, softness_in_ranks, rows.count, hard) for y, s in ((parts, r), (best, places))]
-    largest = best.sum(-1)
-    losses = 1 - quotient(parts.sum(-1), largest, (largest == 0) & (rows.x == rows.x).all(-1))
-    return rows.reduced(losses, reduction, floating(scores).dtype)
+    rows = rows._replace(y=checked_relevance("ndcg", rows))
+
+    def of_rows(rows: Rows, softness: Softness | None) -> Tensor:
+        r, softness_in_ranks = soft_ranks("ndcg", rows, softness, mode, method, standardize, descending=True)
+        gains, n = gains_of(rows.y, gain).to(r.dtype), r.shape[-1]
+        places = torch.arange(1, n + 1, dtype=r.dtype, device=r.device)
+        parts, best = gains / torch.log1p(r), torch.sort(gains, -1, descending=True).values / torch.log1p(places)
+        if k is not None and not surely(k >= n):
+            hard = mode == "hard"
+            parts, best = [y * _cut(s, k, softness_in_ranks, rows.count, hard) for y, s in ((parts, r), (best, places))]
+        largest = best.sum(-1)
+        return 1 - quotient(parts.sum(-1), largest, (largest == 0) & (rows.x == rows.x).all(-1))
+
+    return rows.reduced(rows.losses("ndcg", of_rows, softness), reduction, floating(scores).dtype)
 
 
 def _cut(r: Tensor, k: int, width: Any, count: Any, hard: bool) -> Tensor:

@@ -58,16 +58,20 @@ class Rows(NamedTuple):
             n = torch.ones_like(self.x, dtype=torch.int32).sum(-1, keepdim=True)
         return torch.where(n == 2, spread.detach(), spread)
 
-    def losses(self, name: str, function: Callable[..., Tensor]) -> Tensor:
-        """``function(x, y)`` or ``function(x, y, valid)``, plain code that takes rows to numbers; NaN for a row with a NaN."""
+    def losses(self, name: str, function: Callable[..., Tensor], softness: Any = None) -> Tensor:
+        """``function(rows, softness)``, plain code that takes rows to numbers; NaN for a row with a NaN. Distributed tensors are
+        computed on shards with whole rows.
+        """
+        has_valid, learns = self.valid is not None, isinstance(softness, Tensor)
 
-        def of_rows(x: Tensor, y: Tensor, *valid: Tensor) -> Tensor:
-            unknown = ((x != x) | (y != y)) & valid[0] if valid else (x != x) | (y != y)
-            return torch.where(unknown.any(-1), torch.nan, function(x, y, *valid)).unsqueeze(-1)
+        def of_rows(x: Tensor, y: Tensor, *others: Tensor) -> Tensor:
+            rows = Rows(x, y, others[0] if has_valid else None, None)
+            unknown = rows.only((x != x) | (y != y), False).any(-1)
+            return torch.where(unknown, torch.nan, function(rows, others[-1] if learns else softness)).unsqueeze(-1)
 
         y = self.y.to(torch.promote_types(self.y.dtype, self.x.dtype))
-        args = (self.x, y) if self.valid is None else (self.x, y, self.valid)
-        return rows_code(name, of_rows, *args).squeeze(-1)
+        others = [v for v in (self.valid, softness if learns else None) if v is not None]
+        return rows_code(name, of_rows, self.x, y, *others).squeeze(-1)
 
     def reduced(self, losses: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
         """The losses of rows times their weights, or their sum, or their mean with the weights; 0 for rows without an element."""

@@ -86,20 +86,22 @@ def spearman(
     Source: Blondel et al., https://arxiv.org/abs/2002.08871; ``scipy.stats.spearmanr``.
     """
     rows = checked_rows("spearman", "prediction", prediction, "target", target, dim, reduction, mask, weight)
-    r, _ = soft_ranks("spearman", rows, softness, mode, method, standardize, descending=False)
-    q, n = _mean_ranks(rows).to(r.dtype), rows.count
-    n = n.clamp(min=1) if isinstance(n, Tensor) else n
-    # Divided by n, so that sums do not overflow.
-    r, q = [rows.only(v - rows.only(v).sum(-1, keepdim=True) / n) / n for v in (r, q)]
-    of_r, of_q = [(v * v).sum(-1, keepdim=True) for v in (r, q)]
-    x = rows.x.detach()
-    # Soft ranks of equal numbers may differ by rounding.
-    constant = rows.only(x, -torch.inf).amax(-1, keepdim=True) == rows.only(x, torch.inf).amin(-1, keepdim=True)
-    constant = constant | (of_r == 0) | (of_q == 0)
-    spread = torch.where(constant, 1, rows.constant_of_two(of_r)).sqrt() * torch.where(constant, 1, of_q).sqrt()
-    losses = 1 - quotient((r * q).sum(-1, keepdim=True), spread, constant)
-    losses = torch.where(((q != q) | (x != x)).any(-1), torch.nan, losses.squeeze(-1))
-    return rows.reduced(losses, reduction, floating(prediction).dtype)
+
+    def of_rows(rows: Rows, softness: Softness | None) -> Tensor:
+        r, _ = soft_ranks("spearman", rows, softness, mode, method, standardize, descending=False)
+        q, n = _mean_ranks(rows).to(r.dtype), rows.count
+        n = n.clamp(min=1) if isinstance(n, Tensor) else n
+        # Divided by n, so that sums do not overflow.
+        r, q = [rows.only(v - rows.only(v).sum(-1, keepdim=True) / n) / n for v in (r, q)]
+        of_r, of_q = [(v * v).sum(-1, keepdim=True) for v in (r, q)]
+        x = rows.x.detach()
+        # Soft ranks of equal numbers may differ by rounding.
+        constant = rows.only(x, -torch.inf).amax(-1, keepdim=True) == rows.only(x, torch.inf).amin(-1, keepdim=True)
+        constant = constant | (of_r == 0) | (of_q == 0)
+        spread = torch.where(constant, 1, rows.constant_of_two(of_r)).sqrt() * torch.where(constant, 1, of_q).sqrt()
+        return (1 - quotient((r * q).sum(-1, keepdim=True), spread, constant)).squeeze(-1)
+
+    return rows.reduced(rows.losses("spearman", of_rows, softness), reduction, floating(prediction).dtype)
 
 
 def _mean_ranks(rows: Rows) -> Tensor:

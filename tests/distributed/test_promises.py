@@ -809,3 +809,22 @@ def test_replicas_have_the_same_noise():
     assert torch.equal(by_place[0, 0], by_place[0, 1])
     assert torch.equal(by_place[1, 0], by_place[1, 1])
     assert not torch.equal(by_place[0, 0][:1], by_place[1, 0][:1])
+
+
+@pytest.mark.parametrize("name", ["spearman", "ndcg", "listnet", "lambda_loss"])
+def test_losses_of_rankings_are_those_of_one_process(name):
+    """Rows are whole where ranks are taken, also of shards, with a mask and weights of rows."""
+    y, mask = torch.arange(24).reshape(4, 6) % 5, torch.arange(6) < torch.tensor([[6], [3], [5], [0]])
+
+    def loss(x):
+        return getattr(fullgrad.losses, name)(x, y, mask=mask, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]).double())
+
+    def replicated(x):
+        with implicit_replication():
+            return value_and_gradients(loss, x)
+
+    expected = value_and_gradients(loss, X.clone().requires_grad_())
+    for placement in (Shard(0), Shard(1)):
+        for found in of_ranks(replicated, placement):
+            for a, b in zip(found, expected, strict=True):
+                assert_close(a, b.detach(), rtol=1e-9, atol=1e-11)

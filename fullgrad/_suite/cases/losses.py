@@ -91,19 +91,15 @@ def _masked_listnet(x: Tensor) -> Tensor:
 
 
 def _lambda_loss(x: Tensor, scheme: str, places: int | None = None) -> Tensor:
-    """The sum over pairs whose later element is more relevant, one pair after the other."""
+    """The sum over pairs whose first element is more relevant, from places and discounts as they are written."""
     x = x[..., :places]
     y, place = _order(x), torch.sort(-x.detach(), dim=-1, stable=True).indices.argsort(-1) + 1
-    loss = torch.zeros_like(x[..., 0])
-    for i in range(x.shape[-1]):
-        for j in [j for j in range(x.shape[-1]) if j != i]:
-            r, s = place[..., i], place[..., j]
-            apart = (r - s).abs()
-            low, high = (apart, apart + 1) if scheme == "ndcg2" else (r, s)
-            change = (1 / torch.log2(1 + low.double()) - 1 / torch.log2(1 + high.double())).abs().to(x.dtype)
-            part = change * torch.nn.functional.softplus(x[..., j] - x[..., i]) / math.log(2)
-            loss = loss + torch.where(y[..., i] > y[..., j], part, 0)
-    return loss / sum([1 / math.log2(2 + i) for i in range(x.shape[-1] - 2)])
+    r, s = place.unsqueeze(-1).double(), place.unsqueeze(-2).double()
+    low, high = ((r - s).abs(), (r - s).abs() + 1) if scheme == "ndcg2" else (r, s)
+    change = (1 / torch.log2(1 + low) - 1 / torch.log2(1 + high)).abs()
+    weights = torch.where(y.unsqueeze(-1) > y.unsqueeze(-2), change, 0).to(x.dtype)
+    parts = weights * torch.nn.functional.softplus(x.unsqueeze(-2) - x.unsqueeze(-1)) / math.log(2)
+    return parts.sum((-1, -2)) / sum([1 / math.log2(2 + i) for i in range(x.shape[-1] - 2)])
 
 
 CASES: list[Case] = [

@@ -46,8 +46,7 @@ def log_weights(
     def logarithms(x: Tensor, *given: Any) -> Tensor:
         if surely(x.shape[d] == 0):
             return x.unsqueeze(-1).repeat(*(1,) * x.ndim, 0)
-        (s,) = given or (softness,)
-        of = make_rows(-x if largest is False else x, s, d, mode, standardize)._replace(log=True)
+        of = make_rows(-x if largest is False else x, given[0] if given else softness, d, mode, standardize)._replace(log=True)
         if largest is not None:
             return METHODS[method].largest_weights(of).to(x.dtype)
         y = METHODS[method].weights(of)

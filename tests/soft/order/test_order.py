@@ -573,6 +573,25 @@ def test_gradient_at_ties(method):
 # --- the defects of others --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n", [12, 40, 600])
+@pytest.mark.parametrize("name", ["rank", "sort"])
+def test_equal_elements_take_places_in_the_order_of_the_row(name, n):
+    """The gradient is that of all pairs behind a stable sort, also where a row is too long for pairs."""
+    x, g = torch.arange(n).mul(7).remainder(5).double(), torch.linspace(-1, 2, n, dtype=torch.float64)
+
+    def by_pairs(x):
+        a = torch.sort(x, stable=True).values
+        distances = (a.unsqueeze(-1) - x).abs() / 0.7
+        if name == "sort":
+            return torch.softmax(-distances, -1) @ x
+        return torch.arange(1.0, n + 1, dtype=torch.float64) @ torch.softmax(-distances, 0)
+
+    operator = {"rank": soft.rank, "sort": lambda x, **options: soft.sort(x, **options).values}[name]
+    options = {"method": "softsort", "softness": 0.7, "standardize": False, "descending": False}
+    found, wanted = [grad(lambda x, f=f: (g * f(x)).sum())(x) for f in (lambda x: operator(x, **options), by_pairs)]
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("softness", [1.0, 1e-3, 1e-9])
 @pytest.mark.parametrize("method", ["softsort", "neuralsort", "sigmoid", "lapsum"])
 def test_ties_have_their_mean_rank_however_far_from_0(method, softness):

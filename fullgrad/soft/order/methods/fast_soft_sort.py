@@ -21,7 +21,7 @@ class FastSoftSort(Method):
         if rows.mean is None and rows.mode in ("c1", "c2"):
             # Only in these modes does shifting the levels change the projection by more than the shift.
             rows = rows._replace(z=rows.moved_back(rows.z), origin=None)
-        anchors, falling = rows.anchors().flip(-1).expand(rows.z.shape), torch.sort(rows.z, descending=True).values
+        anchors, falling = rows.anchors().flip(-1).expand(rows.z.shape), torch.sort(rows.z, descending=True, stable=True).values
         return rows.restore(project_sorted(anchors / rows.softness, falling, rows.mode).flip(-1))
 
     def ranks(self, rows: Rows) -> Tensor:

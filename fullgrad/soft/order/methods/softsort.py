@@ -34,12 +34,12 @@ class SoftSort(Method):
         return rows.project((rows.z - row_largest(rows.z)) / rows.softness)
 
     def values(self, rows: Rows) -> Tensor:
-        a, order = torch.sort(rows.z, dim=-1)
+        a, order = torch.sort(rows.z, dim=-1, stable=True)
         return rows.moved_back(_smoothed(a, rows.x.gather(-1, order), rows))
 
     def ranks(self, rows: Rows) -> Tensor:
         r"""The ranks :math:`\sum_i i\,\Pi_i(-|u_j - a_i|)`, with the weights of each element among the places."""
-        a, order = torch.sort(rows.z, dim=-1)
+        a, order = torch.sort(rows.z, dim=-1, stable=True)
         return _smoothed(a, rows.numbers(rows.z).expand(a.shape), rows).gather(-1, torch.argsort(order, dim=-1))
 
 

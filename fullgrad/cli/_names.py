@@ -44,10 +44,10 @@ def laws() -> list[str]:
 
 
 def words(file: str) -> list[str]:
-    """The words in the strings of a file."""
+    """The words in the strings of a file that are no sentences."""
     tree = ast.parse(files("fullgrad").joinpath(file).read_text(encoding="utf-8"))
     strings = [str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    return [word for text in strings for word in re.findall(r"\w+", text)]
+    return [word for text in strings if " " not in text for word in re.findall(r"\w+", text)]
 
 
 def of_torch() -> list[str]:

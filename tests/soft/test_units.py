@@ -92,6 +92,7 @@ OTHERS = {
     # Without a softness the unit is that of the exponential: these see numbers in units of 1.
     "entmax": ("own unit", lambda x, s, mode, unit, offset: soft.entmax(x, ALPHA[mode])),
     "entmax 1.3": ("own unit", lambda x, s, mode, unit, offset: soft.entmax(x, 1.3)),
+    "proj_ball": ("scaled", lambda x, s, mode, unit, offset: soft.proj_ball(x, unit)),
     "sparsemax": ("own unit", lambda x, s, mode, unit, offset: soft.sparsemax(x)),
     "normmax": ("own unit", lambda x, s, mode, unit, offset: soft.normmax(x, 2.0)),
     "subset_marginals": ("own unit", lambda x, s, mode, unit, offset: soft.subset_marginals(x, 3)),

@@ -34,7 +34,8 @@ class Argmax(FunctionModule):
     mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2']
     method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network']
     standardize: bool
-    def __init__(self, dim: int | None = ..., keepdim: bool = ..., softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2'] = ..., method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network'] = ..., standardize: bool = ..., *, learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    return_log_probs: bool
+    def __init__(self, dim: int | None = ..., keepdim: bool = ..., softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2'] = ..., method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network'] = ..., standardize: bool = ..., *, return_log_probs: bool = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
 
 class Argmedian(FunctionModule):
@@ -54,7 +55,8 @@ class Argmin(FunctionModule):
     mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2']
     method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network']
     standardize: bool
-    def __init__(self, dim: int | None = ..., keepdim: bool = ..., softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2'] = ..., method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network'] = ..., standardize: bool = ..., *, learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    return_log_probs: bool
+    def __init__(self, dim: int | None = ..., keepdim: bool = ..., softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2'] = ..., method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network'] = ..., standardize: bool = ..., *, return_log_probs: bool = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
 
 class Argquantile(FunctionModule):
@@ -76,7 +78,8 @@ class Argsort(FunctionModule):
     mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2']
     method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network']
     standardize: bool
-    def __init__(self, dim: int | None = ..., descending: bool = ..., softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2'] = ..., method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network'] = ..., standardize: bool = ..., *, learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    return_log_probs: bool
+    def __init__(self, dim: int | None = ..., descending: bool = ..., softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2'] = ..., method: Literal['softsort', 'neuralsort', 'ot', 'sorting_network'] = ..., standardize: bool = ..., *, return_log_probs: bool = ..., learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
 
 class Clamp(FunctionModule):
@@ -243,6 +246,13 @@ class NotEqual(FunctionModule):
     epsilon: float
     def __init__(self, softness: torch.Tensor | float = ..., mode: Literal['hard', 'smooth', 'c0', 'c1', 'c2'] = ..., epsilon: float = ..., *, learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
     def __call__(self, x: torch.Tensor, y: torch.Tensor | float, **others: typing.Any) -> torch.Tensor: ...
+
+class ProjBall(FunctionModule):
+    radius: torch.Tensor | float
+    ord: Union[Literal[1, 2], float]
+    dim: int
+    def __init__(self, radius: torch.Tensor | float = ..., ord: Union[Literal[1, 2], float] = ..., dim: int = ..., *, learnable: str | collections.abc.Sequence[str] = ...) -> None: ...
+    def __call__(self, x: torch.Tensor, **others: typing.Any) -> torch.Tensor: ...
 
 class ProjCappedSimplex(FunctionModule):
     k: torch.Tensor | float

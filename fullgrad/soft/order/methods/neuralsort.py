@@ -42,7 +42,7 @@ class NeuralSort(Method):
 
     def ranks(self, rows: Rows) -> Tensor:
         r"""The ranks :math:`\sum_i i P_{ij} / \sum_i P_{ij}`; an element that has no weight anywhere has its hard rank."""
-        u, order = _centered(rows.u).sort(-1, stable=True)
+        u, order = torch.sort(_centered(rows.u), dim=-1, stable=True)
         # Places are counted from the hard rank: the difference is small where the weight is not, and nothing cancels.
         rank = rows.numbers(u)
         moment, mass = blocked(Moments, rows.mode, u, distances(u, rows.mode), rank)

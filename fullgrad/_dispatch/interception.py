@@ -283,7 +283,7 @@ def intercept_functions(others: dict[str, Callable[..., Any]], on: bool) -> None
                 _function_codes.append((function, original, other))
     for function, original, other in _function_codes:
         function.__code__ = other if on else original
-        torch_private.forget_signature(function)
+    torch_private.forget_signatures([function for function, *_ in _function_codes])
 
 
 def _names_of(name: str, function: Any, other: Callable[..., Any]) -> Any:

@@ -1053,10 +1053,12 @@ def python_functions() -> dict[str, Any]:
     return {name: function for name, function in found.items() if isinstance(function, FunctionType)}
 
 
-def forget_signature(function: Any) -> None:
-    """Forget the arguments that Dynamo has noted for a function, whose code is another one now."""
-    functions = sys.modules.get("torch._dynamo.variables.functions")
-    getattr(functions, "_spec_cache", {}).pop(function, None)
+def forget_signatures(functions: Sequence[Any]) -> None:
+    """Forget the arguments that Dynamo has noted for functions, whose code is another one now."""
+    noted = getattr(sys.modules.get("torch._dynamo.variables.functions"), "_spec_cache", None)
+    if noted:
+        for function in functions:
+            noted.pop(function, None)
 
 
 def flex_attention_module() -> Any:
@@ -1098,7 +1100,8 @@ def higher_order_kernels(
     """
     kinds = [TransformType.Grad, TransformType.Jvp, TransformType.Vmap]
     autograd = torch._C.DispatchKey.Autograd
-    found: list[tuple[Any, Any, dict[Any, Any], dict[Any, Any]]] = []
+    found: list[tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], list[Any]]] = []
+    changed: list[Any] = []
 
     def rules(kernel: Callable[..., Any], own: Callable[..., Any]) -> tuple[Any, Any]:
         def under_transform(interpreter: Any, *args: Any, **kwargs: Any) -> Any:
@@ -1113,15 +1116,18 @@ def higher_order_kernels(
         op = getattr(torch.ops.higher_order, name, None)
         tables: list[Any] = [getattr(op, place, {}) for place in ("functorch_table", "py_kernels")]
         if autograd in tables[1]:
+            changed.append(op)
             for table, new in zip(tables, rules(kernel, tables[1][autograd]), strict=True):
-                found.append((op, table, new, {kind: table[kind] for kind in new if kind in table}))
+                before = {kind: table[kind] for kind in new if kind in table}
+                found.append((table, new, before, [kind for kind in new if kind not in before]))
 
     def switch(on: bool) -> None:
-        for op, table, new, before in found:
-            for kind in new:
-                table.pop(kind, None)
+        for table, new, before, missing in found:
             table.update(new if on else before)
-            op._dispatch_cache.clear()
+            if not on:
+                for kind in missing:
+                    table.pop(kind, None)
+        forget_kernels(changed)
 
     return switch
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import has_shape
+from fullgrad._dispatch import has_shape, ordered, pytree
+from fullgrad._engine.call import Result
 from fullgrad._engine.differentiated import is_floating
 from fullgrad.implicit._vectors import flat
 
@@ -20,6 +21,33 @@ def check_kinds(label: str, tensors: Sequence[Tensor]) -> None:
             raise NotImplementedError(f"{label}: masked tensors are not taken; use their data, x.get_data().")
         if t.is_nested:
             raise NotImplementedError(f"{label}: nested tensors are not taken; use torch.func.vmap, or the buffer, x.values().")
+
+
+def like_init(label: str, solution: Any, init: Any, start: Sequence[Tensor]) -> Any:
+    """What a solver returned, which must be like its first argument: ``init`` has the structure of that, ``start`` its tensors.
+    Numbers become tensors.
+    """
+    if isinstance(solution, (int, float, complex)) and start and init.__class__ is float:
+        solution = torch.as_tensor(solution, dtype=start[0].dtype, device=start[0].device)
+    others = [v for v in pytree.tree_leaves(solution) if not isinstance(v, Tensor) and v is not None]
+    if others:
+        kind = type(others[0])
+        raise TypeError(
+            f"{label}: the solution must be tensors, got a value of type {kind.__module__}.{kind.__name__}. An array of "
+            "numpy becomes one by torch.from_numpy, and a number one like `init`, if that is a tensor."
+        )
+    if not start:
+        return solution
+    solution = ordered(solution, init)
+    found, wanted = pytree.tree_structure(solution), pytree.tree_structure(init)
+    if found != wanted:
+        raise TypeError(f"{label}: the solution must have the structure of `init`, {wanted}, got {found}.")
+    for y, x in zip(Result(solution).tensors, start, strict=False):
+        if y.dtype != x.dtype:
+            raise TypeError(f"{label}: the solution must have the dtype of `init`, {x.dtype}, got {y.dtype}.")
+        if y.shape != x.shape:
+            raise ValueError(f"{label}: the solution must have the shape of `init`, {tuple(x.shape)}, got {tuple(y.shape)}.")
+    return solution
 
 
 def check_solution(label: str, tensors: Sequence[Tensor]) -> None:

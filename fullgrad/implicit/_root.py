@@ -1,19 +1,19 @@
 """`root`, `fixed_point` and `argmin`: solvers whose results have the derivative of the equation that they solve."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._dispatch import is_differentiating, is_traced, ordered, pytree
+from fullgrad._dispatch import is_differentiating, is_traced, pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.closure import Closure
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.values import METHODS, values_by
-from fullgrad.implicit._checks import check_kinds
+from fullgrad.implicit._checks import check_kinds, like_init
 from fullgrad.implicit._linear_solve import check_linear_solve
 from fullgrad.implicit._residual import Stated, by_equation, left_of_fixed_point, left_of_root, look
 
@@ -281,7 +281,7 @@ class Solution:
             if owner.has_aux and (not isinstance(found, tuple) or len(found) != 2):
                 raise TypeError(f"{self.label}: `has_aux` says that the solver returns a pair, got {type(found).__name__}.")
             solution, aux = found if owner.has_aux else (found, None)
-            result = Result((self._like_init(solution, given), aux), self.label)
+            result = Result((like_init(self.label, solution, self.init, given[: self.count]), aux), self.label)
             result.tensors = [y.clone() if y.is_inference() else y.detach() for y in result.tensors]
             return result
 
@@ -295,29 +295,3 @@ class Solution:
 
         solution, aux = values_by(closure, owner.method, functools.partial(run, owner.function), like, self.call.tensors).whole()
         return Result(solution), aux
-
-    def _like_init(self, solution: Any, given: Sequence[Tensor]) -> Any:
-        """The solution, where numbers are tensors, which are like `init`."""
-        if isinstance(solution, (int, float, complex)) and self.count and self.init.__class__ is float:
-            solution = torch.as_tensor(solution, dtype=given[0].dtype, device=given[0].device)
-        others = [v for v in pytree.tree_leaves(solution) if not isinstance(v, Tensor) and v is not None]
-        if others:
-            kind = type(others[0])
-            raise TypeError(
-                f"{self.label}: the solution must be tensors, got a value of type {kind.__module__}.{kind.__name__}. An array of "
-                "numpy becomes one by torch.from_numpy, and a number one like `init`, if that is a tensor."
-            )
-        if not self.count:
-            return solution
-        solution = ordered(solution, self.init)
-        found, wanted = pytree.tree_structure(solution), pytree.tree_structure(self.init)
-        if found != wanted:
-            raise TypeError(f"{self.label}: the solution must have the structure of `init`, {wanted}, got {found}.")
-        for y, x in zip(Result(solution).tensors, given, strict=False):
-            if y.dtype != x.dtype:
-                raise TypeError(f"{self.label}: the solution must have the dtype of `init`, {x.dtype}, got {y.dtype}.")
-            if y.shape != x.shape:
-                raise ValueError(
-                    f"{self.label}: the solution must have the shape of `init`, {tuple(x.shape)}, got {tuple(y.shape)}."
-                )
-        return solution

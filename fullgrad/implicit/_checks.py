@@ -24,7 +24,7 @@ def check_kinds(label: str, tensors: Sequence[Tensor]) -> None:
 
 
 def like_init(label: str, solution: Any, init: Any, start: Sequence[Tensor]) -> Any:
-    """What a solver returned, which must be like its first argument: ``init`` has the structure of that, ``start`` its tensors.
+    """The solution as a solver must return it: with the structure ``init`` of its first argument, whose tensors are ``start``.
     Numbers become tensors.
     """
     if isinstance(solution, (int, float, complex)) and start and init.__class__ is float:

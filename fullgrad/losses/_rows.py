@@ -66,7 +66,8 @@ class Rows(NamedTuple):
 
         def of_rows(x: Tensor, y: Tensor, *others: Tensor) -> Tensor:
             rows = Rows(x, y, others[0] if has_valid else None, None)
-            unknown = rows.only((x != x) | (y != y), False).any(-1)
+            unknown = (x != x) | (y != y)
+            unknown = (unknown if rows.valid is None else unknown & rows.valid).any(-1)
             return torch.where(unknown, torch.nan, function(rows, others[-1] if learns else softness)).unsqueeze(-1)
 
         y = self.y.to(torch.promote_types(self.y.dtype, self.x.dtype))

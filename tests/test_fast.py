@@ -83,6 +83,7 @@ def run(case, elements, row, dtype):
 @pytest.mark.skipif(not ENABLED, reason="no entry runs")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", FAST, ids=lambda c: c.name)
+@pytest.mark.sampled(of=2)
 def test_every_entry_computes_its_formula(case, dtype, monkeypatch):
     """In every operator that uses it, to the last bit or within the units that it states. Those of large tensors run on small
     ones, too.

@@ -75,6 +75,7 @@ def test_an_idiom_is_right_in_every_transform(name):
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.sampled(of=2)
 def test_a_compiled_gradient_of_an_idiom_is_right(name):
     """Compiled gradients, of one sample and of many, are those of eager autograd, or torch says why there are none."""
     torch._dynamo.reset()

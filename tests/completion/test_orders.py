@@ -203,6 +203,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(of=2)
 def test_every_nesting(name):
     """Along one direction, with all others, and of a batch: the function with constants in its other arguments."""
     f, plain, x = CASES[name]

@@ -115,6 +115,7 @@ EAGER = [kind for kind in KINDS if "compiled" not in kind]
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kinds", [EAGER, [kind for kind in KINDS if kind not in EAGER]], ids=["eager", "compiled"])
+@pytest.mark.sampled(of=2)
 def test_four_steps_in_processes_are_those_of_double_backward(kinds):
     """With a mask, dropout, a checkpoint, autocast, in DDP around the model or the loss, and in FSDP2."""
     in_processes(compare, WORLD, kinds)

@@ -174,6 +174,7 @@ def run_by_onnxruntime(module, x, path):
 @pytest.mark.short(of=6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.sampled(of=3)
 def test_onnx_has_quantize_linear(name, tmp_path):
     """One `QuantizeLinear` and one `DequantizeLinear`, and below 8 bits a clip; the codes of onnxruntime are those of torch, for
     numbers that are not next to a tie: ONNX divides by the scale, and torch multiplies by its reciprocal.

@@ -83,6 +83,7 @@ def derivatives(f, x):
 @pytest.mark.long(but=4)
 @pytest.mark.parametrize("soft", [True, False], ids=["soft", "st"])
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.sampled(of=2)
 def test_value_gradient_and_tangent_are_those_of_the_relaxation(name, soft, general, counted, monkeypatch):
     """Closed forms are right in every mode, along any dimension, with small and large softnesses and products from the left."""
     f = getattr(fullgrad.soft, name) if soft else getattr(fullgrad, f"{name}_st")

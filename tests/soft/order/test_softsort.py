@@ -30,12 +30,12 @@ def averages(a, h, mode):
 
 
 def soft_values(u, x, mode):
-    a, order = torch.sort(u, dim=-1)
+    a, order = torch.sort(u, dim=-1, stable=True)
     return averages(a, x.gather(-1, order), mode)
 
 
 def soft_ranks(u, mode):
-    a, order = torch.sort(u, dim=-1)
+    a, order = torch.sort(u, dim=-1, stable=True)
     ranks = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype).expand(a.shape)
     return averages(a, ranks, mode).gather(-1, torch.argsort(order, dim=-1))
 
@@ -65,12 +65,12 @@ def project(v, mode):
 
 
 def dense_values(u, x, mode):
-    a = torch.sort(u, dim=-1).values
+    a = torch.sort(u, dim=-1, stable=True).values
     return (project(-(a.unsqueeze(-1) - u.unsqueeze(-2)).abs(), mode) @ x.unsqueeze(-1)).squeeze(-1)
 
 
 def dense_ranks(u, mode):
-    a = torch.sort(u, dim=-1).values
+    a = torch.sort(u, dim=-1, stable=True).values
     weights = project(-(u.unsqueeze(-1) - a.unsqueeze(-2)).abs(), mode)
     return weights @ torch.arange(1, u.shape[-1] + 1, dtype=u.dtype)
 

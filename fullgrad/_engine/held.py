@@ -74,7 +74,15 @@ def has_compiled_code(functions: Iterable[Any], found: Iterable[Place]) -> bool:
     return any(map(is_compiled, (*functions, *[value for *_, value in found])))
 
 
+def calls_compiled_code(*functions: Any) -> bool:
+    """Whether functions call code that the user has compiled; those of installed packages, too, whose globals are no `places`."""
+    plain = [getattr(f, "__func__", f) for f in functions]
+    own = [f.__globals__.get(name) for f in plain if isinstance(f, types.FunctionType) for name in f.__code__.co_names]
+    return has_compiled_code((*plain, *own), places(*plain))
+
+
 def is_compiled(value: Any) -> bool:
+    """Whether the user has compiled a module or a function."""
     if isinstance(value, nn.Module):
         return getattr(value, "_compiled_call_impl", None) is not None or "_orig_mod" in value._modules
     return isinstance(value, types.FunctionType) and "_torchdynamo_orig_callable" in vars(value)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any
@@ -12,7 +13,7 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
-from fullgrad._engine.held import held
+from fullgrad._engine.held import calls_compiled_code, held
 from fullgrad._engine.modules import run_with_states, state_of
 from fullgrad.adoption._adopted import IN_PLACE, run_or_descend
 from fullgrad.adoption._call import Call
@@ -277,8 +278,19 @@ class ClassCall(Call):
         """A context for a rule of the class, which takes some tensors."""
         writes = writes or writes_of(self.cls, tensors)
         unusable = Unusable(self.unusable) if self.unusable else contextlib.nullcontext()
-        with scope(self.options), unusable, writing(writes), not_drawing(self.cls, self.name, rule):
+        has_modes = rule == "backward" or writes is not None or bool(self.unusable)
+        with scope(self.options), unusable, writing(writes), not_drawing(self.cls, self.name, rule), self._as_python(has_modes):
             yield
+
+    def _as_python(self, has_modes: bool) -> contextlib.AbstractContextManager[Any]:
+        """A context in which code that the user has compiled runs as it is written, if it runs under modes: Dynamo would compile
+        them with it, and compiles functions wrong whose modes break the graph.
+        """
+        if not (has_modes and "torch._dynamo" in sys.modules):  # without which nothing is compiled
+            return contextlib.nullcontext()
+        rules = [getattr(self.cls, name, None) for name in ("forward", "setup_context", "backward", "vjp", "jvp")]
+        is_compiled = calls_compiled_code(*[f for f in rules if f is not None], *self.holders)
+        return torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
 
     def _context(self, flat: Maybe, *saved: str) -> Any:
         """The recorded context; its ``saved_tensors`` are the tensors kept under the first of the names."""

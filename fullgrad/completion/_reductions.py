@@ -224,7 +224,7 @@ def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
 @completes("logcumsumexp", NAN_EAGER_THIRD, has_first=True)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
     if not x.ndim:
-        return NotImplemented
+        return x.clone()
     of_two = _complex_logaddexp if x.is_complex() else logaddexp
     y, far = accumulated(x).movedim(dim, -1), 1
     while far < y.shape[-1]:

@@ -398,3 +398,33 @@ def test_a_failed_trace_leaves_autograd_on(monkeypatch):
         torch.compile(f, backend="aot_eager", fullgraph=True)(X)
     gc.collect()
     assert (X.clone().requires_grad_() * 2).requires_grad
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_rules_that_the_user_has_compiled_are_right_under_transforms(backend):
+    """Dynamo compiles functions wrong under modes whose code breaks the graph, so that they run as they are written."""
+    torch._dynamo.reset()
+
+    @functools.partial(torch.compile, backend=backend)
+    def rule(g, x, w):
+        return (g * torch.cos(x @ w)) @ w.mT, x.mT @ (g * torch.cos(x @ w))
+
+    class Compiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return torch.sin(x @ w)
+
+        @staticmethod
+        def backward(ctx, g):
+            return rule(g, *ctx.saved_tensors)
+
+    x, w = torch.linspace(-1, 1.5, 12, dtype=torch.float64).reshape(3, 2, 2), torch.tensor([[0.3, -0.7], [1.1, 0.4]]).double()
+    adopted = fullgrad.adopt(Compiled)
+    for transform in (
+        lambda f: torch.func.vmap(torch.func.grad(f, (0, 1)), (0, None))(x, w),
+        lambda f: torch.func.hessian(f, (0, 1))(x, w),
+        lambda f: torch.func.jvp(f, (x, w), (x.cos(), w.sin()))[1],
+    ):
+        found, expected = [transform(lambda x, w, f=f: f(x, w).sin().sum()) for f in (adopted, lambda x, w: torch.sin(x @ w))]
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)

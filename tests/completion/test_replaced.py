@@ -331,6 +331,16 @@ def test_second_derivatives_of_norms_in_eager_code(norm):
         torch.testing.assert_close(derivatives(2), own, rtol=0, atol=0)
 
 
+def test_running_logarithms_of_a_number_have_every_eager_derivative():
+    """A tensor without dimensions is its own running logarithm."""
+    x = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    with fullgrad.completing():
+        y = torch.logcumsumexp(x, 0).sin()
+        for expected in (x.cos(), -x.sin(), -x.cos()):
+            (y,) = torch.autograd.grad(y, x, create_graph=True)
+            torch.testing.assert_close(y, expected)
+
+
 def test_eager_derivatives_of_running_logarithms():
     """The gradient is torch's own, bit for bit, and the third derivative a number, where torch has NaN."""
     weights = torch.arange(1.0, 7, dtype=torch.float64)

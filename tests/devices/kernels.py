@@ -53,13 +53,15 @@ those of the other straight-through versions, whose gradients are the kernels of
 When they run:
 
 - *Where*: CUDA tensors of the four floating dtypes; projections, `max` and `min` by softsort of rows up to 4,096, which
-  registers hold; what compares pairs of elements up to 1,024. Softsort in smooth mode is sorted in registers up to 256, in
-  float32 and half precision, without weights and standardized: beyond that threads spill, so pairs are compared. Longer rows
-  have the formulas: n² pairs of one row on one of 132 multiprocessors take longer than torch's sort.
+  registers hold; what compares pairs of elements up to 1,024. Softsort in smooth mode is sorted in registers up to 1,024, in
+  float32 and half precision, without weights and standardized; otherwise its pairs are compared. Longer rows have the
+  formulas: n² pairs of one row on one of 132 multiprocessors take longer than torch's sort, and a thread that sorts a
+  row of 2,048 takes 243 of the 255 registers that there are.
 - *What*: softness, `standardize`, modes and outputs of any kind, with a softness that is a number and one quantile; ranks by
   sigmoids standardized alone. Values and first derivatives, also below `vmap`, `grad` and `jvp`. Derivatives of a higher order,
   those with respect to a softness, and subclasses of tensors have the formulas.
-- *The first call* of each kind compiles a kernel, for about a second; Triton keeps it on the disk.
+- *The first call* of each kind compiles a kernel, for about a second, for some seconds if it sorts long rows; Triton keeps it on
+  the disk.
 - *Compiled code*: the formulas, in which the thresholds of projections are one node with one kernel.
 - *Not*: with `FULLGRAD_TRITON=0` in the environment, for bug reports, as with `FULLGRAD_FAST=0`, which turns all faster
   versions off. If Triton is missing, or a kernel does not compile, the formulas run, with one warning.
@@ -95,6 +97,8 @@ Where there are more launches than in the composite:
 - *`custom_gradient`, `custom_jvp`*: the composite's backward is written by hand; theirs is found from the rule.
 - *`spearman`, `ndcg`*: their ranks are sums over a sorted row, in its unit, and equal targets share theirs; a row
   without a correlation or a gain has a loss and a derivative.
+- *`listnet`, `lambda_loss`*: a row with a NaN, without an element or without a difference has a loss and a derivative, and gains are
+  scaled so that no sum overflows.
 - *`relaxed_bernoulli`, `hard_concrete`, `bernoulli_logits_st`, `fsq`, `binarize`, `ternarize`, `logical_or`, `clamp_by_linear`,
   `affine_k_bit_quantize`, `perturbed`, `fenchel_young_loss`, a `sigmoid` that learns*: not looked into.
 

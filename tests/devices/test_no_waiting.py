@@ -19,6 +19,7 @@ FAMILIES = (clamping, functions, gradients, quantizers, rounding, safe, sampling
 WAITING = {
     "quantizers.vector_quantize, identity",
     "quantizers.vector_quantize, rotation",
+    "quantizers.vector_quantize, given",
     "sampling.poisson_st",
     "sampling.gumbel_sinkhorn",
     "soft.all",

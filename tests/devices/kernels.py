@@ -97,8 +97,8 @@ Where there are more launches than in the composite:
 - *`custom_gradient`, `custom_jvp`*: the composite's backward is written by hand; theirs is found from the rule.
 - *`spearman`, `ndcg`*: their ranks are sums over a sorted row, in its unit, and equal targets share theirs; a row
   without a correlation or a gain has a loss and a derivative.
-- *`listnet`, `lambda_loss`*: a row with a NaN, without an element or without a difference has a loss and a derivative, and gains are
-  scaled so that no sum overflows.
+- *`listnet`, `lambda_loss`*: a row with a NaN, without an element or without a difference has a loss and a derivative, and
+  gains are scaled so that no sum overflows.
 - *`relaxed_bernoulli`, `hard_concrete`, `bernoulli_logits_st`, `fsq`, `binarize`, `ternarize`, `logical_or`, `clamp_by_linear`,
   `affine_k_bit_quantize`, `perturbed`, `fenchel_young_loss`, a `sigmoid` that learns*: not looked into.
 

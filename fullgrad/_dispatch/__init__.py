@@ -92,6 +92,7 @@ from fullgrad._dispatch.torch_private import (
     current_level,
     defined_operator,
     dirichlet_function,
+    dynamo_is_imported,
     first_sample,
     flex_attention_by,
     forget_kernels,

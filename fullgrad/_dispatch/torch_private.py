@@ -174,11 +174,12 @@ dispatch_modes = _optional("_C._len_torch_dispatch_stack", lambda: 1, "temporari
 # Forward mode requires that the tangent of a view has the view's layout; that of another output may have any.
 is_view = _optional("Tensor._is_view", lambda tensor: True, "outputs that are no view are copied")
 
-# Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
 # A backward whose graph is not retained frees what the operator has kept, as torch frees what was saved.
 retains_graph = _optional(
     "_C._autograd._get_current_graph_task_keep_graph", lambda: True, "memory of a completed operator stays until its graph goes"
 )
+
+# Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
 is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
 
 # Their products with a number are such zeros, too, which torch has no public name for.
@@ -445,9 +446,14 @@ _DYNAMO = "torch._dynamo"
 _marks: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyDictionary()
 
 
+def dynamo_is_imported() -> bool:
+    """Whether Dynamo is imported; without it nothing is compiled."""
+    return _DYNAMO in sys.modules
+
+
 def mark_for_dynamo(mark: Callable[[Any], Any], function: Any) -> Any:
     """``mark(function)``, at once if Dynamo is imported, else at its import."""
-    if _DYNAMO in sys.modules:
+    if dynamo_is_imported():
         return mark(function)
     if not any(isinstance(finder, _DynamoFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _DynamoFinder())
@@ -483,7 +489,7 @@ def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with a graph break, and without compilation of its frames: Dynamo mistakes the ``ctx`` of an adopted class for
     torch's, and cannot read an integer of numpy.
     """
-    return _disabled(function) if _DYNAMO in sys.modules else function
+    return _disabled(function) if dynamo_is_imported() else function
 
 
 def outside_dynamo_later(function: Callable[..., Any]) -> list[Callable[..., Any]]:
@@ -953,7 +959,7 @@ def dynamo_names() -> Any:
 
 def guard_on(make: Callable[[], Any], attribute: str) -> None:
     """Guard the code that Dynamo traces, if it does, on the attribute of an object, which is made for that."""
-    if _DYNAMO not in sys.modules:
+    if not dynamo_is_imported():
         return
     names = dynamo_names()
     tx = getattr(names.tracing, "current_tx", None)
@@ -1029,7 +1035,7 @@ def forget_kernels(changed: Sequence[Any]) -> None:
 
 def compile_again() -> None:
     """Forget compiled code."""
-    if _DYNAMO in sys.modules:
+    if dynamo_is_imported():
         dynamo_names().reset_code_caches()
 
 

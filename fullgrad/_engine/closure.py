@@ -27,7 +27,7 @@ from fullgrad._engine.call import tensors_of
 from fullgrad._engine.changes import Surroundings, changed, exchanged, in_graph, versions_of
 from fullgrad._engine.copies import frozen, substituted
 from fullgrad._engine.differentiated import is_differentiated, is_differentiated_by_others, leaves_of
-from fullgrad._engine.held import Place, generators_in, has_compiled_code, held, held_in, is_globals, places
+from fullgrad._engine.held import Place, calls_compiled_code, generators_in, has_compiled_code, held, held_in, is_globals, places
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.watching import Watch, is_watched, seen, watching
@@ -126,10 +126,9 @@ class Refusing(Captures):
     @functools.cached_property
     def _of_compiled_code(self) -> list[Tensor] | None:
         """The tensors that the functions hold, if the user has compiled one of these."""
-        found = places(*self.functions)
-        if not has_compiled_code(self.functions, found):
+        if not calls_compiled_code(*self.functions):
             return None
-        modules, tensors = held_in(self.functions, found)
+        modules, tensors = held(*self.functions)
         return [*tensors, *[t for m in modules for t in state_of(m).values()]]
 
     def check(self, results: Sequence[Tensor]) -> None:

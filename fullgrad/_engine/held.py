@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullgrad._dispatch import dynamo_is_imported
 from fullgrad._engine.names import ALL, CALLED, is_installed, is_library, names_in, reached_by
 
 _DEPTH = 8  # of objects in objects
@@ -76,6 +77,8 @@ def has_compiled_code(functions: Iterable[Any], found: Iterable[Place]) -> bool:
 
 def calls_compiled_code(*functions: Any) -> bool:
     """Whether functions call code that the user has compiled; those of installed packages, too, whose globals are no `places`."""
+    if not dynamo_is_imported():
+        return False
     plain = [getattr(f, "__func__", f) for f in functions]
     own = [f.__globals__.get(name) for f in plain if isinstance(f, types.FunctionType) for name in f.__code__.co_names]
     return has_compiled_code((*plain, *own), places(*plain))

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any
@@ -286,11 +285,13 @@ class ClassCall(Call):
         """A context in which code that the user has compiled runs as it is written, if it runs under modes: Dynamo would compile
         them with it, and compiles functions wrong whose modes break the graph.
         """
-        if not (has_modes and "torch._dynamo" in sys.modules):  # without which nothing is compiled
-            return contextlib.nullcontext()
-        rules = [getattr(self.cls, name, None) for name in ("forward", "setup_context", "backward", "vjp", "jvp")]
-        is_compiled = calls_compiled_code(*[f for f in rules if f is not None], *self.holders)
+        is_compiled = has_modes and self._calls_compiled_code
         return torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
+
+    @functools.cached_property
+    def _calls_compiled_code(self) -> bool:
+        rules = [getattr(self.cls, name, None) for name in ("forward", "setup_context", "backward", "vjp", "jvp")]
+        return calls_compiled_code(*[f for f in rules if f is not None], *self.holders)
 
     def _context(self, flat: Maybe, *saved: str) -> Any:
         """The recorded context; its ``saved_tensors`` are the tensors kept under the first of the names."""

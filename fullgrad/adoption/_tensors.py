@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import clone_if_view, get_unwrapped, is_alias_of, is_batched, is_wrapped
+from fullgrad._engine.differentiated import is_floating
 
 Maybe = Sequence[Tensor | None]
 _OF_AUTOGRAD = ("requires_grad_()", "does not require grad")  # torch's messages about autograd inside of a transform
@@ -39,7 +40,7 @@ class Drew(RuntimeError):
 
 def may_differ(tensor: Tensor | None) -> bool:
     """Whether a tensor may have a gradient."""
-    return tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
+    return tensor is not None and is_floating(tensor.dtype)
 
 
 def attributes(tensor: Tensor) -> dict[str, Any]:

@@ -1,24 +1,28 @@
-"""The gains of NDCG."""
+"""Relevance and its gains, for losses like NDCG."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad.losses._rows import Rows
+from fullgrad.losses._rows import Rows, checked_rows
 
 GAINS = ("linear", "exponential")
 # Gains from 2^-64 to 2^64 are summed as they are.
 _ORDINARY = 64
 
 
-def checked_relevance(name: str, rows: Rows) -> Tensor:
-    """The relevance of rows, 0 of what is no element; NaN where a negative one could not be read without waiting."""
+def graded_rows(name: str, scores: Any, relevance: Any, dim: Any, reduction: Any, mask: Any, weight: Any) -> Rows:
+    """The rows of scores and of their relevance, 0 of what is no element, and NaN of a negative one that cannot be
+    read without waiting.
+    """
+    rows = checked_rows(name, "scores", scores, "relevance", relevance, dim, reduction, mask, weight)
     v = rows.only(rows.y, 0)
     checks.no_negative_elements(name, "relevance", v, "; `mask=relevance >= 0` leaves elements out")
     v = v.to(torch.promote_types(v.dtype, rows.x.dtype))
-    return torch.where(v < 0, torch.nan, v)
+    return rows._replace(y=torch.where(v < 0, torch.nan, v))
 
 
 def gains_of(v: Tensor, gain: str) -> Tensor:

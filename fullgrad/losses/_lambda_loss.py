@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad.losses._gains import GAINS, checked_relevance, gains_of
-from fullgrad.losses._rows import Rows, checked_rows
+from fullgrad.losses._gains import GAINS, gains_of, graded_rows
+from fullgrad.losses._rows import Rows
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft._softrelu import Softrelu
 
@@ -81,9 +81,7 @@ def lambda_loss(
     """
     checks.choice("lambda_loss", "gain", gain, GAINS)
     checks.choice("lambda_loss", "scheme", scheme, SCHEMES)
-    rows = checked_rows("lambda_loss", "scores", scores, "relevance", relevance, dim, reduction, mask, weight)
-
-    rows = rows._replace(y=checked_relevance("lambda_loss", rows))
+    rows = graded_rows("lambda_loss", scores, relevance, dim, reduction, mask, weight)
 
     def of_rows(rows: Rows, _: None) -> Tensor:
         x, y, valid = rows[:3]

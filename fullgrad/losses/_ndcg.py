@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._dispatch import surely
-from fullgrad.losses._gains import GAINS, checked_relevance, gains_of
-from fullgrad.losses._rows import Rows, checked_rows, quotient, soft_ranks
+from fullgrad.losses._gains import GAINS, gains_of, graded_rows
+from fullgrad.losses._rows import Rows, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
 from fullgrad.soft.order.methods import RankOrLapSum
@@ -98,8 +98,7 @@ def ndcg(
     checks.choice("ndcg", "gain", gain, GAINS)
     if k is not None:
         k = checks.positive_integer("ndcg", "k", k, 2**53)
-    rows = checked_rows("ndcg", "scores", scores, "relevance", relevance, dim, reduction, mask, weight)
-    rows = rows._replace(y=checked_relevance("ndcg", rows))
+    rows = graded_rows("ndcg", scores, relevance, dim, reduction, mask, weight)
 
     def of_rows(rows: Rows, softness: Softness | None) -> Tensor:
         r, softness_in_ranks = soft_ranks("ndcg", rows, softness, mode, method, standardize, descending=True)

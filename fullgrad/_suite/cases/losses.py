@@ -104,8 +104,8 @@ def _lambda_loss(x: Tensor, scheme: str, places: int | None = None) -> Tensor:
 
 def _case(name: str, operator: Callable[[Tensor], Tensor], surrogate: Callable[[Tensor], Tensor]) -> Case:
     return Case(
-        name=f"losses.{name}",
-        covers=(f"losses.{name.partition('.')[0]}",),
+        name=name,
+        covers=(name.removesuffix(".masked"),),
         operator=operator,
         inputs=(X,),
         surrogate=surrogate,
@@ -117,14 +117,14 @@ def _case(name: str, operator: Callable[[Tensor], Tensor], surrogate: Callable[[
 
 
 CASES: list[Case] = [
-    _case("spearman", lambda x: losses.spearman(x, _order(x), softness=SOFT, method="neuralsort"), _spearman),
-    _case("ndcg", lambda x: losses.ndcg(x, _order(x), 2, softness=SOFT, method="neuralsort"), _ndcg),
-    _case("spearman.masked", lambda x: _masked(losses.spearman, x), _masked_spearman),
-    _case("ndcg.masked", lambda x: _masked(losses.ndcg, x, 1), _masked_ndcg),
-    _case("listnet", lambda x: _masked(losses.listnet, x), _masked_listnet),
-    _case("lambda_loss", lambda x: losses.lambda_loss(x, _order(x)), lambda x: _lambda_loss(x, "ndcg2").mean()),
+    _case("losses.spearman", lambda x: losses.spearman(x, _order(x), softness=SOFT, method="neuralsort"), _spearman),
+    _case("losses.ndcg", lambda x: losses.ndcg(x, _order(x), 2, softness=SOFT, method="neuralsort"), _ndcg),
+    _case("losses.spearman.masked", lambda x: _masked(losses.spearman, x), _masked_spearman),
+    _case("losses.ndcg.masked", lambda x: _masked(losses.ndcg, x, 1), _masked_ndcg),
+    _case("losses.listnet", lambda x: _masked(losses.listnet, x), _masked_listnet),
+    _case("losses.lambda_loss", lambda x: losses.lambda_loss(x, _order(x)), lambda x: _lambda_loss(x, "ndcg2").mean()),
     _case(
-        "lambda_loss.masked",
+        "losses.lambda_loss.masked",
         lambda x: _masked(lambda *args, **options: losses.lambda_loss(*args, scheme="lambdarank", **options), x),
         lambda x: _weighted_mean(_lambda_loss(x, "lambdarank", -1)),
     ),

@@ -170,6 +170,60 @@ def test_shapes(name):
                 assert re.match(rf"{name.split('.')[-1]}: [^`]*`({arguments})`", str(caught.value))
 
 
+FAMILIES = ("forward", "implicit", "losses", "per_sample", "quantizers", "safe", "sampling", "soft", "spikes", "blackbox")
+WITH_TENSORS = {
+    name: [
+        p.name for p in inspect.signature(operator.attrgetter(name)(fullgrad)).parameters.values() if _may_be_tensor(p.annotation)
+    ]
+    for name in [
+        *(n for n in fullgrad.__all__ if inspect.isfunction(getattr(fullgrad, n))),
+        *(f"{family}.{n}" for family in FAMILIES for n in getattr(fullgrad, family).__all__),
+    ]
+    if inspect.isfunction(operator.attrgetter(name)(fullgrad))
+}
+SEVERAL = [name for name, tensors in WITH_TENSORS.items() if len(tensors) > 1]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_tensors_of_two_devices(name):
+    """Each tensor on a device of its own raises before anything is computed; the error names both arguments and devices, and a
+    way out. A number on the CPU may stand next to tensors of another device.
+    """
+    function, (first, *others) = operator.attrgetter(name)(fullgrad), WITH_TENSORS[name]
+    parameters = inspect.signature(function).parameters.values()
+    given = {p.name: None for p in parameters if p.default is p.empty}
+    given |= dict.fromkeys((first, *others), torch.ones(2, 2, device="meta"))
+    rule = f"must be on the device of `{first}`, which is meta, got one on cpu; move it with .to."
+    for other in others:
+        with pytest.raises(RuntimeError, match=rf"^{re.escape(f'{function.__name__}: `{other}` {rule}')}$"):
+            function(**{**given, other: torch.ones(2, 2)})
+        told = ""
+        try:
+            function(**{**given, other: torch.tensor(1.0)})
+        except Exception as error:  # of the other arguments, which are not valid
+            told = str(error)
+        assert rule not in told
+
+
+def test_devices_of_modules_subclasses_and_compiled_code_are_compared():
+    """What a module holds, parameters, plain subclasses of tensors, and calls in compiled code."""
+    told = "must be on the device of `x`"
+    with pytest.raises(RuntimeError, match=told):
+        fullgrad.nn.FakeQuantize(torch.ones(16), learnable=["scale"])(X.to("meta"))
+    with pytest.raises(RuntimeError, match=told):
+        fullgrad.clamp(torch.nn.Parameter(X), X.to("meta"))
+
+    class Plain(torch.Tensor):
+        pass
+
+    with pytest.raises(RuntimeError, match=told):
+        fullgrad.clamp(X.as_subclass(Plain), X.to("meta"))
+    with pytest.raises(Exception, match=told):
+        torch.compile(fullgrad.clamp, backend="eager", fullgraph=True)(X, X.to("meta"))
+    with pytest.raises(RuntimeError, match=told):
+        torch.func.vmap(fullgrad.clamp)(X, X.to("meta"))
+
+
 # Of every kind, some arguments take some: no numbers, numbers at the ends of ranges, tensors of other shapes and dtypes.
 ANYTHING = {
     "None": None,

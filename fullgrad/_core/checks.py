@@ -175,9 +175,9 @@ def broadcasts_to(name: str, argument: str, value: Any, other: str, shape: Seque
         )
 
 
-def on_device(name: str, argument: str, value: Any, x: Tensor, or_number: bool = True) -> None:
-    """A number, or a tensor on the device of ``x``; a number may also be a tensor on the CPU, where kernels take those."""
-    if isinstance(value, Tensor) and value.device != x.device and not (or_number and not value.ndim and value.is_cpu):
+def on_device(name: str, argument: str, value: Any, x: Tensor) -> None:
+    """A number, or a tensor on the device of ``x``, for kernels that do not take a number on the CPU next to other tensors."""
+    if isinstance(value, Tensor) and value.device != x.device:
         raise RuntimeError(f"{name}: `{argument}` must be on the device {x.device}, got one on {value.device}; move it with .to.")
 
 

@@ -5,7 +5,8 @@ argument or a mode overrides it. Inside the package the functions are called wit
 functions, an override sees the outer call only. The wrappers are generated text, since a generic one takes ten times as long;
 the text is in `linecache`, so that tracebacks show it.
 
-A wrapper also converts numbers of other packages, such as numpy's, to Python's, so that the functions see no others.
+A wrapper also converts numbers of other packages, such as numpy's, to Python's, so that the functions see no others, and refuses
+tensors of two devices by the names of the arguments.
 """
 
 import functools
@@ -38,12 +39,15 @@ from fullgrad._dispatch.torch_private import (
 _WRAPPER = """\
 def {name}({parameters}):{refusal}{conversion}
     if {overrides}:
-        return __overridden(__self, __function, {names}, ({tensors},), {arguments})
+        return __overridden(__self, __function, {names}, ({tensors},), {arguments}){devices}
     return __by_position({values})
 """
 _REFUSAL = """
     if __others:
         __refuse(__others)"""
+_DEVICES = """
+    if ({several}) and not ({on_cpu}):
+        __on_one_device(__self, ({tensors},))"""
 _CONVERSION = """
     if {unusual}:
         {numbers} = __plain_numbers({numbers})"""
@@ -132,6 +136,13 @@ def _wrapper(function: Any, module: str, refuse: _Refuse) -> Any:
     check = f"__has_override({', '.join(tensors)})"
     if len(optional) == len(tensors) - 1 > 0:
         check = f"__of_one({tensors[0]}) if {' and '.join(f'{t} is None' for t in optional)} else {check}"
+    on_cpu = [f"(type({t}) in __plain and {t}.is_cpu)" for t in tensors]
+    several = {
+        "several": " or ".join(f"type({t}) not in __no_tensors" for t in tensors[1:]),
+        "on_cpu": " and ".join(
+            [on_cpu[0], *(f"(type({t}) in __no_tensors or {c})" for t, c in zip(tensors[1:], on_cpu[1:], strict=True))]
+        ),
+    }
     conversion = {
         "unusual": " or ".join(f"type({name}) not in __usual" for name in given_numbers),
         "numbers": "".join(f"{name}, " for name in given_numbers).rstrip(" "),
@@ -144,6 +155,7 @@ def _wrapper(function: Any, module: str, refuse: _Refuse) -> Any:
         "names": repr(tuple(parameters[:first])),
         "tensors": ", ".join(tensors),
         "overrides": check,
+        "devices": _DEVICES.format(**several, tensors=", ".join(tensors)) if len(tensors) > 1 else "",
         "values": ", ".join(p.name for p in signature),
         "arguments": ", ".join([*parameters[:first], *(f"{name}={name}" for name in named)]),
     }
@@ -154,6 +166,9 @@ def _wrapper(function: Any, module: str, refuse: _Refuse) -> Any:
         "__has_override": has_torch_function_unary if len(tensors) == 1 else has_torch_function_variadic,
         "__overridden": _overridden,
         "__usual": _USUAL,
+        "__no_tensors": _NO_TENSORS,
+        "__plain": (Tensor, Parameter),
+        "__on_one_device": _on_one_device,
         "__plain_numbers": _plain_numbers,
         "__refuse": refusal,
     }
@@ -205,6 +220,27 @@ def _types(annotation: Any) -> tuple[Any, ...]:
 # Types of arguments that need no conversion.
 _USUAL = (float, int, Tensor, type(None), bool, Parameter, str, torch.SymInt, torch.SymFloat)
 
+# Types of most arguments that could be tensors and are not.
+_NO_TENSORS = (float, type(None), int, bool)
+
+
+def _on_one_device(public: Any, tensors: tuple[Any, ...]) -> None:
+    """Refuse tensors of two devices; a number on the CPU may stand next to others, as in torch."""
+    devices = {value.device for value in tensors if isinstance(value, Tensor)}
+    if len(devices) < 2:
+        return
+    names = [p.name for p in inspect.signature(public).parameters.values() if _may_be_tensor(p.annotation)]
+    placed = [
+        (name, t.device) for name, t in zip(names, tensors, strict=True) if isinstance(t, Tensor) and (t.ndim or not t.is_cpu)
+    ]
+    first, known = placed[0]
+    for name, device in placed:
+        if device != known:
+            raise RuntimeError(
+                f"{public.__name__}: `{name}` must be on the device of `{first}`, which is {known}, got one on {device}; "
+                f"move it with .to."
+            )
+
 
 def _plain_numbers(*values: Any) -> list[Any]:
     """The arguments with numbers of other packages as Python's, alone or in a tuple or list."""
@@ -240,6 +276,7 @@ def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tup
     """
     if not has_function_mode():
         if not subclasses_override() or all(_inherits(type(t)) for t in tensors):
+            _on_one_device(public, tensors)
             return function(*args, **kwargs)
         if any(is_jagged(t) for t in tensors) and all(is_jagged(t) or _inherits(type(t)) for t in tensors):
             return call_on_buffers(public.__name__, function, names, args, kwargs, getattr(function, "last_dims", 0))

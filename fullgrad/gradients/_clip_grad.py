@@ -46,7 +46,7 @@ def clip_grad(x: Tensor, max_value: Tensor | float) -> Tensor:
     checks.real_tensor("clip_grad", "x", x)
     checks.positive_number_or_tensor("clip_grad", "max_value", max_value)
     checks.broadcasts_to("clip_grad", "max_value", max_value, "x", x.shape)
-    checks.on_device("clip_grad", "max_value", max_value, x, or_number=False)
+    checks.on_device("clip_grad", "max_value", max_value, x)
     return ClipGrad.apply(x, max_value)
 
 

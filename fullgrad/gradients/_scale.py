@@ -51,7 +51,6 @@ def scale(x: Tensor, forward: Factor = 1.0, backward: Factor = 1.0) -> Tensor:
     if backward.__class__ is not float and isinstance(backward, Tensor):
         shape = checks.broadcast_shape(x.shape, forward.shape) if isinstance(forward, Tensor) else x.shape
         checks.broadcasts_to("scale", "backward", backward, "the output", shape)
-        checks.on_device("scale", "backward", backward, x)
     return Scale.apply(x, forward, backward)
 
 
@@ -116,7 +115,6 @@ def scale_bwd(input: Tensor, scale: Factor) -> Tensor:
     checks.real_tensor("scale_bwd", "input", input)
     checks.real_number_or_tensor("scale_bwd", "scale", scale)
     checks.broadcasts_to("scale_bwd", "scale", scale, "the output", input.shape)
-    checks.on_device("scale_bwd", "scale", scale, input)
     return Scale.apply(input, 1.0, scale)
 
 

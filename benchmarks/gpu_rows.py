@@ -6,29 +6,33 @@
    ranks if they are installed, a copy of the same bytes; and the peak of memory that a call adds.
 4. The composite of torch operators that a user would compile, for as long as there is time.
 
-All ends within ``--budget`` seconds, 225 by default. Results are printed as they are found, and the JSON is written anew after
-each; a case that fails is a line, not the end. ``--interpret`` runs tiny rows by Triton's interpreter on a CPU: it shows that the
-script runs.
+All ends within ``--budget`` seconds, 225 by default: a case that would not fit, as the longest of its step so far, is named as
+skipped, and one that still runs at the end as unfinished. Results are printed as they are found, and the JSON is written anew
+after each; a case that fails is a line, not the end. ``--interpret`` runs tiny rows by Triton's interpreter on a CPU: it shows
+that the script runs.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
-START = time.time()
 PARSER = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 PARSER.add_argument("--interpret", action="store_true", help="tiny rows on a CPU, by Triton's interpreter")
 PARSER.add_argument("--small", action="store_true", help="the first size alone")
 PARSER.add_argument("--budget", type=float, default=225.0, help="seconds for all")
 PARSER.add_argument("--json", default="gpu_rows.json")
 PARSER.add_argument("--part", type=int, help=argparse.SUPPRESS)  # a process of the checks
+PARSER.add_argument("--start", type=float, default=time.time(), help=argparse.SUPPRESS)  # when the first process started
 ARGS = PARSER.parse_args()
+START = ARGS.start
 if ARGS.interpret:
     os.environ["FULLGRAD_TRITON"] = "interpret"
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -49,7 +53,10 @@ DEVICE = "cpu" if ARGS.interpret else "cuda"
 SIZES = ((4, 10), (1, 5000)) if ARGS.interpret else ((64, 1000), (4096, 128), (131_072, 32), (4096, 1000), (1, 50_000))
 PROCESSES = 2 if ARGS.interpret else min(14, os.cpu_count() or 1)
 CHECKING = 0.45 * ARGS.budget
-RESULTS = {"checks": {"right": 0, "wrong": [], "without time": 0}, "times": [], "compiled": [], "failed": []}
+RESULTS = {"checks": {"right": 0, "wrong": []}, "times": [], "compiled": [], "failed": [], "skipped": [], "unfinished": []}
+# The seconds that the end takes, and that a first case is expected to take; the longest case of each step; processes of checks.
+END, FIRST = 4.0, 3.0
+LONGEST, CHILDREN = {}, []
 
 
 def left():
@@ -62,6 +69,31 @@ def write():
     pathlib.Path(ARGS.json).write_text(json.dumps(RESULTS, indent=1))
 
 
+@contextlib.contextmanager
+def case(step, name, until=0.0):
+    """Whether a case of a step fits into the time that is left before ``until``; if it does not, it is named as skipped."""
+    start, name = time.time(), f"{step}: {name}"
+    fits = left() - until - END > LONGEST.get(step, FIRST)
+    RESULTS["unfinished" if fits else "skipped"].append(name)
+    if not fits:
+        print(f"skipped, {left():.0f} s left: {name}", file=sys.stderr if ARGS.part is not None else sys.stdout, flush=True)
+    try:
+        yield fits
+    finally:
+        if fits:
+            RESULTS["unfinished"].remove(name)
+            LONGEST[step] = max(LONGEST.get(step, 0.0), time.time() - start)
+
+
+def stop():
+    """The end of the budget, in whatever case: write what there is, and leave."""
+    for child in CHILDREN:
+        child.kill()
+    write()
+    print(f"no time left, unfinished: {RESULTS['unfinished']}", flush=True)
+    os._exit(0)
+
+
 def short(error):
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -72,7 +104,7 @@ def short(error):
 
 def check_part(part):
     """Compare some functions, and print what was found so far after each."""
-    right, wrong, late = 0, [], 0
+    right, wrong = 0, []
     names = (
         ["sparsemax", "sort neuralsort smooth", "max softsort smooth", "rank sigmoid c1"] if ARGS.interpret else list(FUNCTIONS)
     )
@@ -80,50 +112,47 @@ def check_part(part):
         for n, dtype in ((16, torch.float32), (257, torch.float32), (33, (torch.float64, torch.bfloat16)[i % 2])):
             if ARGS.interpret and n > 16:
                 continue
-            if left() < ARGS.budget - CHECKING:
-                late += 1
-                continue
-            try:
-                # The order of ties in a long row, and its infinities, are not those of the formula.
-                x = careful_rows(n) if n < 100 else torch.randn(4, n)
-                compare(name, FUNCTIONS[name], x.to(DEVICE), -1, dtype)
-                right += 1
-            except Exception as error:
-                wrong.append(f"{name}, rows of {n}, {dtype}: {short(error)}")
-            print(json.dumps([right, wrong, late]), flush=True)
-    print(json.dumps([right, wrong, late]))
+            full = f"{name}, rows of {n}, {dtype}"
+            with case("check", full, ARGS.budget - CHECKING) as fits:
+                if fits:
+                    try:
+                        # The order of ties in a long row, and its infinities, are not those of the formula.
+                        x = careful_rows(n) if n < 100 else torch.randn(4, n)
+                        compare(name, FUNCTIONS[name], x.to(DEVICE), -1, dtype)
+                        right += 1
+                    except Exception as error:
+                        wrong.append(f"{full}: {short(error)}")
+            print(json.dumps([right, wrong, RESULTS["skipped"]]), flush=True)
+    print(json.dumps([right, wrong, RESULTS["skipped"]]))
 
 
 def check():
     """All parts at once."""
-    options = ["--budget", str(ARGS.budget), *["--interpret"] * ARGS.interpret]
+    options = ["--budget", str(ARGS.budget), "--start", str(START), *["--interpret"] * ARGS.interpret]
     command = [sys.executable, __file__, *options, "--part"]
-    children = [
+    CHILDREN[:] = [
         subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for i in range(PROCESSES)
     ]
-    found = RESULTS["checks"]
-    for i, child in enumerate(children):
-        ended = []
+    found, skipped = RESULTS["checks"], RESULTS["skipped"]
+    for i, child in enumerate(CHILDREN):
+        late = []
         try:
-            out, err = child.communicate(timeout=max(1.0, CHECKING + 30 - (time.time() - START)))
+            out, err = child.communicate(timeout=max(0.1, left() - ARGS.budget + 1.1 * CHECKING))
         except subprocess.TimeoutExpired:
             child.kill()
             out, err = child.communicate()
-            ended = [f"process {i} ended in a comparison: no time left"]
+            late = [f"check: what process {i} had not compared"]
         try:
-            right, wrong, late = json.loads(out.splitlines()[-1])
+            right, wrong, without_time = json.loads(out.splitlines()[-1])
         except (ValueError, IndexError) as error:
-            right, wrong, late = 0, [f"process {i}: {short(error)} {err[-500:]}"], 0
-        wrong += ended
-        found["right"], found["wrong"], found["without time"] = (
-            found["right"] + right,
-            found["wrong"] + wrong,
-            found["without time"] + late,
-        )
-        print(*wrong, sep="\n", end="\n" * bool(wrong), flush=True)
+            right, without_time = 0, []
+            wrong = [] if late else [f"process {i}: {short(error)} {err[-500:]}"]
+        found["right"], found["wrong"] = found["right"] + right, found["wrong"] + wrong
+        skipped += without_time + late
+        print(*wrong, *late, sep="\n", end="\n" * bool(wrong or late), flush=True)
         write()
     print(
-        f"{found['right']} right, {len(found['wrong'])} wrong, {found['without time']} without time; {time.time() - START:.0f} s",
+        f"{found['right']} right, {len(found['wrong'])} wrong, {len(skipped)} without time; {time.time() - START:.0f} s",
         flush=True,
     )
 
@@ -135,11 +164,14 @@ def same_bits():
     RESULTS["same bits"] = {}
     for name in ("entmax 1.75", "proj_capped_simplex smooth", "sort neuralsort smooth", "rank neuralsort smooth", "argmedian"):
         f = FUNCTIONS.get(name, lambda x, dim: soft.argmedian(x, dim))
-        try:
-            first, second = (both_ways(lambda x, f=f: f(x, -1), x)()[0] for _ in range(2))
-            RESULTS["same bits"][name] = torch.equal(first, second)
-        except Exception as error:
-            RESULTS["same bits"][name] = short(error)
+        with case("same bits", name) as fits:
+            if not fits:
+                continue
+            try:
+                first, second = (both_ways(lambda x, f=f: f(x, -1), x)()[0] for _ in range(2))
+                RESULTS["same bits"][name] = torch.equal(first, second)
+            except Exception as error:
+                RESULTS["same bits"][name] = short(error)
     torch.use_deterministic_algorithms(False)
     print("the same bits twice:", RESULTS["same bits"], flush=True)
 
@@ -235,16 +267,17 @@ def times():
         x = torch.randn(rows, n, device=DEVICE)
         sort, least = timed(lambda x=x: both_ways(lambda x: x.sort(-1).values, x)), timed(lambda x=x: floor(x))
         for name, f, _, rival in entries():
-            if left() < 10:
-                print("no time left", flush=True)
-                return
-            line = {"name": name, "size": [rows, n], "torch.sort": sort, "floor": least}
-            line["kernels"] = timed(lambda x=x, f=f: both_ways(f, x))
-            with formulas():
-                line["formulas"] = timed(lambda x=x, f=f: both_ways(f, x))
-            line["rival"] = timed(lambda x=x, f=rival: both_ways(f, x)) if rival else {}
-            RESULTS["times"].append(line)
-            print(f"{name + f' {rows} x {n}':36s}" + "".join(shown(line[c]) for c in columns), flush=True)
+            full = f"{name} {rows} x {n}"
+            with case("times", full) as fits:
+                if not fits:
+                    continue
+                line = {"name": name, "size": [rows, n], "torch.sort": sort, "floor": least}
+                line["kernels"] = timed(lambda x=x, f=f: both_ways(f, x))
+                with formulas():
+                    line["formulas"] = timed(lambda x=x, f=f: both_ways(f, x))
+                line["rival"] = timed(lambda x=x, f=rival: both_ways(f, x)) if rival else {}
+                RESULTS["times"].append(line)
+                print(f"{full:36s}" + "".join(shown(line[c]) for c in columns), flush=True)
             write()
 
 
@@ -256,14 +289,14 @@ def compiled():
             composite = relaxation(*of) if of else None
             if composite is None:
                 continue
-            if left() < 35:
-                print("no time left to compile", flush=True)
-                return
-            torch.compiler.reset()
-            f = torch.compile(lambda x, f=composite: f(x, 0.1))
-            line = {"name": name, "size": [rows, n], "composite": timed(lambda x=x, f=f: both_ways(f, x))}
-            RESULTS["compiled"].append(line)
-            print(f"{name + f' {rows} x {n}':36s}{shown(line['composite'])} compiled composite", flush=True)
+            with case("compiled", f"{name} {rows} x {n}") as fits:
+                if not fits:
+                    continue
+                torch.compiler.reset()
+                f = torch.compile(lambda x, f=composite: f(x, 0.1))
+                line = {"name": name, "size": [rows, n], "composite": timed(lambda x=x, f=f: both_ways(f, x))}
+                RESULTS["compiled"].append(line)
+                print(f"{name + f' {rows} x {n}':36s}{shown(line['composite'])} compiled composite", flush=True)
             write()
 
 
@@ -271,6 +304,9 @@ def main():
     """All steps; one that fails is told."""
     import triton
 
+    timer = threading.Timer(max(0.0, left() - END / 2), stop)
+    timer.daemon = True
+    timer.start()
     card = "Triton's interpreter" if ARGS.interpret else torch.cuda.get_device_name()
     RESULTS["machine"] = f"{card}, torch {torch.__version__}, Triton {triton.__version__}"
     print(RESULTS["machine"], flush=True)
@@ -281,6 +317,7 @@ def main():
             RESULTS["failed"].append(f"{step.__name__}: {short(error)}")
             traceback.print_exc()
         write()
+    timer.cancel()
     RESULTS["kernels that failed"] = gpu._failed
     write()
     print(f"{time.time() - START:.0f} s in all")

@@ -123,29 +123,30 @@ class Recomputed(Function):
 
     whole_dims = 1
 
-    relaxed: ClassVar[Callable[..., Tensor]]
+    relaxed: ClassVar[Callable[..., Any]]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         save_inputs(ctx, inputs)
-        ctx.like = output.shape, output.dtype
+        ctx.like = [(v.shape, v.dtype) for v in ((output,) if isinstance(output, Tensor) else output)]
 
     @classmethod
-    def vjp(cls, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def vjp(cls, ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         inputs = saved_inputs(ctx)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         found: list[Tensor] = []
-        for v in pulled_back(cls.relaxed, inputs, where, g):
+        for v in pulled_back(cls.relaxed, inputs, where, cotangents if len(cotangents) > 1 else cotangents[0]):
             # A sum gives one gradient to both its terms, and autograd may change it in place.
             found.append(v.clone() if any(is_alias_of(v, other) for other in found) else v)
         parts = iter(found)
         return tuple([next(parts) if i in where else None for i in range(len(inputs))])
 
     @classmethod
-    def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
+    def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         where = tuple([i for i, t in enumerate(tangents) if t is not None])
-        return pushed_forward(cls.relaxed, saved_inputs(ctx), where, [tangents[i] for i in where], [ctx.like])
+        return pushed_forward(cls.relaxed, saved_inputs(ctx), where, [tangents[i] for i in where], ctx.like)
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return cls.apply(*in_front(info, in_dims, args)), 0
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        y = cls.apply(*in_front(info, in_dims, args))
+        return y, 0 if isinstance(y, Tensor) else (0,) * len(y)

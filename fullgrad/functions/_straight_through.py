@@ -73,10 +73,10 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         if can_reuse_buffers() and not torch.is_inference_mode_enabled():  # where autograd records nothing
             y, some = recorded(soft, inputs, where)
-            _check_output(name, y, ctx.like, bool(leaves_of([y]) - {id(v) for v in some}))
+            _check_output(name, y, ctx.like[0], bool(leaves_of([y]) - {id(v) for v in some}))
             found = iter(gradients(y, some, g))
         else:
-            _check_alone(name, soft, inputs, ctx.like)
+            _check_alone(name, soft, inputs, ctx.like[0])
             found = iter(pullback(soft, inputs, where)(g))
         return tuple([next(found) if i in where else None for i in range(len(inputs))])
 
@@ -113,7 +113,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
         def jvp(cls, ctx: Any, *tangents: Any) -> Tensor:
             ctx.surroundings.check()
             with ctx.replay.again():
-                _check_alone(name, soft, saved_inputs(ctx), ctx.like)
+                _check_alone(name, soft, saved_inputs(ctx), ctx.like[0])
                 return super().jvp(ctx, *tangents)
 
         @staticmethod

@@ -72,7 +72,9 @@ def kernels():
                 name = f"{family} {mode} {what}".replace("  ", " ") + end
                 yield name, lambda x=x, what=what, of=(family, mode): thresholds.run(x, what, 0.7, *of, 0.1, x)
         for family in () if brief else ("entmax", "normmax"):
-            yield f"{family} number{end}", lambda x=x, f=family, a=one: thresholds.run(x, "number", a, f, "", 1.0, x)
+            yield f"{family} both{end}", lambda x=x, f=family, a=one: thresholds.run(x, "both", a, f, "", 1.0, x)
+        if dtype == torch.float32:
+            yield f"mask{end}", lambda x=x, one=one: thresholds.run(x, "mask", one.long())
         statistics = (("neuralsort", "sort", "smooth"), ("softsort", "sort", "c1"), ("neuralsort", "rank", "smooth"),
                       ("sigmoid", "rank", "smooth"), ("largest", "max", "smooth"))  # fmt: skip
         for method, output, mode in statistics if not brief else statistics[:1] if dtype == torch.float64 else ():

@@ -46,7 +46,8 @@ class Projection(Recomputed):
     @staticmethod
     def forward(x: Tensor, a: Any, family: str, mode: str, softness: float) -> Tensor:
         if family == "topk":
-            return TopKMaskST.forward(x, softness, a, mode)
+            found = run("thresholds", x, "mask", x.topk(a, sorted=False).indices) if a else NotImplemented
+            return TopKMaskST.forward(x, softness, a, mode) if found is NotImplemented else found
         found = _by_kernel("value", x, a, family, mode, softness)
         return _formula(x, a, family, mode, softness) if found is NotImplemented else found
 
@@ -55,33 +56,33 @@ class Projection(Recomputed):
         inputs = saved_inputs(ctx)
         if is_tracing():
             return super().vjp(ctx, g)
-        parts = [Derivative.apply(*inputs[:2], g, *inputs[2:], i) if ctx.needs_input_grad[i] else None for i in (0, 1)]
-        return *parts, None, None, None
+        found = Derivative.apply(*inputs[:2], g, *inputs[2:], ctx.needs_input_grad[1])
+        by_x, by_number = (found, None) if isinstance(found, Tensor) else found
+        return by_x if ctx.needs_input_grad[0] else None, by_number, None, None, None
 
     @classmethod
     def jvp(cls, ctx: Any, t: Any, t_a: Any, *_: Any) -> Tensor:
         inputs = saved_inputs(ctx)
         if t is None or is_tracing():
             return super().jvp(ctx, t, t_a, *_)
-        moved = Derivative.apply(*inputs[:2], t, *inputs[2:], 0)
-        return moved if t_a is None else moved + pushed_forward(_formula, inputs, (1,), [t_a], [ctx.like])
+        moved = Derivative.apply(*inputs[:2], t, *inputs[2:], False)
+        return moved if t_a is None else moved + pushed_forward(_formula, inputs, (1,), [t_a], ctx.like)
 
 
 class Derivative(Recomputed):
-    """The derivative of a projection with respect to its rows, which is symmetric, times v; or, for each row, that with respect
-    to its number. Its own derivatives are those of the formulas."""
+    """The derivative of a projection with respect to its rows, which is symmetric, times v; with ``both``, also that of each row
+    with respect to its number. Its own derivatives are those of the formulas."""
 
     @staticmethod
-    def forward(x: Tensor, a: Any, v: Tensor, family: str, mode: str, softness: float, where: int) -> Tensor:
-        what = "number" if where else "along"
-        found = _by_kernel(what, x, a, family, mode, softness, v.to(x.dtype))
-        return Derivative.relaxed(x, a, v, family, mode, softness, where) if found is NotImplemented else found
+    def forward(x: Tensor, a: Any, v: Tensor, family: str, mode: str, softness: float, both: bool) -> Any:
+        found = _by_kernel("both" if both else "along", x, a, family, mode, softness, v.to(x.dtype))
+        return Derivative.relaxed(x, a, v, family, mode, softness, both) if found is NotImplemented else found
 
     @staticmethod
-    def relaxed(x: Tensor, a: Any, v: Tensor, family: str, mode: str, softness: float, where: int) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if where:
-            a = a.expand(*x.shape[:-1], 1)
-        return pulled_back(_formula, (x, a, family, mode, softness), (where,), v)[0]
+    def relaxed(x: Tensor, a: Any, v: Tensor, family: str, mode: str, softness: float, both: bool) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        a = a.expand(*x.shape[:-1], 1) if both else a
+        found = pulled_back(_formula, (x, a, family, mode, softness), (0, 1) if both else (0,), v)
+        return found if both else found[0]
 
 
 def _projected(x: Tensor, dim: int, a: Any, family: str, mode: str = "c0", softness: Any = 1.0) -> Any:

@@ -171,12 +171,12 @@ def capped_threshold(x, ok, count, n, MODE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def project_kernel(
-    x, v, numbers, out, step, number: "fp64", scale: "fp64", rows, n,
+    x, v, numbers, out, of_rows, step, number: "fp64", scale: "fp64", rows, n,
     WHAT: tl.constexpr, FAMILY: tl.constexpr, MODE: tl.constexpr, OWN: tl.constexpr, INT: tl.constexpr, ACC: tl.constexpr,
     R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The value; its derivative times v ("along"); for each row, the derivative with respect to its number times v ("number");
-    the excess of a power, the centered row of the capped simplex ("excess"), or its pivot ("pivot").
+    """The value; its derivative times v ("along"), or that and, of each row, the derivative with respect to its number times v
+    ("both"); the excess of a power, the centered row of the capped simplex ("excess"), or its pivot ("pivot").
 
     Each row has a number, an exponent less 1 or a count: the sum of one for all and, if it is ``OWN``, one in memory. ``scale``
     is 1 over the softness.
@@ -186,7 +186,7 @@ def project_kernel(
     x = tl.load(x + at, mask=ok, other=-inf).to(ACC)
     a = as_number(number, ACC) + (tl.load(numbers + r * step).to(ACC) if OWN else tl.zeros_like(r).to(ACC))
     s = as_number(scale, ACC)
-    g = tl.load(v + at, mask=ok, other=0.0).to(ACC) if WHAT == "along" or WHAT == "number" else tl.zeros_like(x)
+    g = tl.load(v + at, mask=ok, other=0.0).to(ACC) if WHAT == "along" or WHAT == "both" else tl.zeros_like(x)
     top = row_max(x)
     answer = tl.where(has_nan(x) | (tl.abs(top) == inf), float("nan"), 0.0).to(ACC)
     if FAMILY == "simplex":
@@ -200,16 +200,14 @@ def project_kernel(
         theta = exponent_threshold(x, a, n, entmax)
         p = sharpened(entmax(x, theta, a)[0], x - theta, a)
         w = power(p, 1 - a)
-        if WHAT == "number":
-            w = by_exponent_of_entmax(p, w, a)
+        of_number = by_exponent_of_entmax(p, w, a) if WHAT == "both" else w
     elif FAMILY == "normmax":
         x = x - top
         theta = exponent_threshold(x, a, n, normmax)
         q = normmax(x, theta, a)[2]
         total = row_sum(q)
         p, w = q / total, power(q, 1 - a) / (a * total)
-        if WHAT == "number":
-            w = by_exponent_of_normmax(q, a)
+        of_number = by_exponent_of_normmax(q, a) if WHAT == "both" else w
     else:
         if FAMILY == "topk":  # plus infinity is chosen, the finite elements share the rest
             certain = x == inf
@@ -231,27 +229,42 @@ def project_kernel(
             p = z
         w = tl.where(row_sum(w) < (2.3e-308 if ACC == tl.float64 else 1.2e-38), 0.0, w)  # between gaps all derivatives are 0
         total = row_sum(w)
-        if WHAT == "number" or WHAT == "along":
-            total = tl.where(total == 0, 1.0, total)
-            w = w / total if WHAT == "number" else w
+        total = tl.where(total == 0, 1.0, total)
+        of_number = w / total
+    exists = row_max(ok.to(tl.int32)) > 0
     if WHAT == "value" or WHAT == "excess":
         tl.store(out + at, p + answer, mask=ok)
-    elif WHAT == "along":
+    elif WHAT == "pivot":
+        tl.store(of_rows + r, pivot + answer, mask=exists)
+    else:
         if FAMILY == "normmax":
             e = w * (g - row_sum(p * g))
             y = e - p * row_sum(e)
         else:
             y = w * (g - row_sum(w * g) / (total if FAMILY == "capped" or FAMILY == "topk" else row_sum(w)))
         tl.store(out + at, y * s + answer, mask=ok)
-    else:
-        y = pivot if WHAT == "pivot" else row_sum(w * g)
-        tl.store(out + r, y + answer, mask=row_max(ok.to(tl.int32)) > 0)
+        if WHAT == "both":
+            tl.store(of_rows + r, row_sum(of_number * g) + answer, mask=exists)
 
 
-def run(x, what, a, family, mode="c0", softness=1.0, v=None, more=0.0):
+@triton.jit(do_not_specialize=["count", "rows"])
+def mask_kernel(indices, out, count, rows, n, R: tl.constexpr, N: tl.constexpr):
+    """Ones at ``count`` places of each row, and zeros elsewhere."""
+    r, k, ok = places(rows, n, R, N)
+    tl.store(out + r * n + k, 0.0, mask=ok)
+    tl.debug_barrier()  # zeros come before ones
+    chosen = ok & (k < count)
+    tl.store(out + r * n + tl.load(indices + r * count + k, mask=chosen, other=0), 1.0, mask=chosen)
+
+
+def run(x, what, a, family="", mode="c0", softness=1.0, v=None, more=0.0):
     """A projection of rows along the last dimension, or what `project_kernel` says, with the number ``a`` of all rows or a tensor
-    (…, 1) that broadcasts with them, to which ``more`` is added."""
+    (…, 1) that broadcasts with them, to which ``more`` is added; or a "mask" with ones at the places ``a``."""
     n = x.shape[-1]
+    if what == "mask":
+        out = x.new_empty(x.shape)
+        launch(mask_kernel, x.numel() // n, n, a.contiguous(), out, a.shape[-1])
+        return out
     own = isinstance(a, torch.Tensor)
     shape = torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)) if own else x.shape
     x = x.expand(shape).contiguous()
@@ -259,9 +272,9 @@ def run(x, what, a, family, mode="c0", softness=1.0, v=None, more=0.0):
     numbers, step = x, 0
     if own:
         numbers, step = (a, 0) if a.numel() == 1 else (a.expand(*shape[:-1], 1).contiguous(), 1)
-    out = x.new_empty((*shape[:-1], 1)) if what in ("number", "pivot") else torch.empty_like(x)
+    out, of_rows = torch.empty_like(x), x.new_empty((*shape[:-1], 1))
     integer = tl.int64 if x.dtype == torch.float64 else tl.int32
     options = {"WHAT": what, "FAMILY": family, "MODE": mode, "OWN": own, "INT": integer, "ACC": accumulator(x)}
     number = more if own else a + more
-    launch(project_kernel, x.numel() // n, n, x, v, numbers, out, step, number, 1 / max(softness, 1e-30), **options)
-    return out
+    launch(project_kernel, x.numel() // n, n, x, v, numbers, out, of_rows, step, number, 1 / max(softness, 1e-30), **options)
+    return of_rows if what == "pivot" else (out, of_rows) if what == "both" else out

@@ -63,39 +63,45 @@ def applies(case, name):
     )
 
 
-def marks(case, name):
-    """The marks of a check of one case. Variants are traced in groups only, default cases in the slices also one at a time. A
-    case whose operator classes other cases have runs the cheap checks (`test_variants`), and all of them in the slices.
+def is_exhaustive(case, name):
+    """Whether a check of one case runs in the slices alone. Variants are traced in groups only, default cases in the slices also
+    one at a time. A case whose operator classes other cases have runs the cheap checks (`test_variants`), and all of them in the
+    slices.
     """
     is_shared = name in OF_MACHINERY and not traced_in_short(case, name)
-    return [pytest.mark.exhaustive] if case.exhaustive or case.long or name in TOGETHER or is_shared else []
+    return case.exhaustive or case.long or name in TOGETHER or is_shared
 
 
 def pytest_generate_tests(metafunc):
-    """Parametrize the checks of single cases; those of the slices only where a slice runs, as there are tens of thousands."""
+    """Parametrize the checks of single cases by their groups, as a test of its own takes as long as many a check; those of the
+    slices one at a time and only where a slice runs, as there are tens of thousands.
+    """
     if metafunc.function is test_check:
-        sliced = exhaustive_slice(metafunc.config) is not None
-        chosen = [(c, n, marks(c, n)) for c in CASES if sliced or not c.exhaustive for n in CHECKS if applies(c, n)]
-        chosen = [(c, n, m) for c, n, m in chosen if not (c.exhaustive and n in TOGETHER)]
-        metafunc.parametrize(
-            ("case", "name"),
-            [pytest.param(c, n, id=f"{c.name}-{n}", marks=m) for c, n, m in chosen if sliced or pytest.mark.exhaustive not in m],
-        )
+        found, sliced = [], exhaustive_slice(metafunc.config) is not None
+        for c in [c for c in CASES if sliced or not c.exhaustive]:
+            for group, names in GROUPS.items():
+                names = [n for n in names if applies(c, n) and not (c.exhaustive and n in TOGETHER)]
+                own = [n for n in names if not is_exhaustive(c, n)]
+                found += [pytest.param(c, own, id=f"{c.name}-{group}")] if own else []
+                for name in [n for n in names if n not in own] if sliced else ():
+                    found.append(pytest.param(c, [name], id=f"{c.name}-{name}", marks=pytest.mark.exhaustive))
+        metafunc.parametrize(("case", "names"), found)
 
 
 @pytest.mark.short(of=3)
 @pytest.mark.parametrize("device", float64_devices())
-def test_check(case, name, device):
-    """The operator passes the check, on every device that has float64."""
-    try:
-        CHECKS[name](case.to(device))
-    except TorchLimit as limit:
-        pytest.skip(str(limit))
-    except RuntimeError as error:
-        # docs/limits.md: of a rule that uses a transform itself.
-        if DISPATCH == "fallback" and name == "vmap_of_vjp" and "batched == nullptr" in str(error):
-            pytest.skip("in the fallback torch fails inside, as for its own Function")
-        raise
+def test_check(case, names, device):
+    """The operator passes the checks of a group, on every device that has float64."""
+    for name in names:
+        torch.default_generator.manual_seed(0)
+        try:
+            CHECKS[name](case.to(device))
+        except TorchLimit:
+            continue
+        except RuntimeError as error:
+            # docs/limits.md: of a rule that uses a transform itself, in the fallback torch fails inside, as for its own Function.
+            if not (DISPATCH == "fallback" and name == "vmap_of_vjp" and "batched == nullptr" in str(error)):
+                raise
 
 
 @pytest.mark.short(of=3)

@@ -143,6 +143,8 @@ def _wrapper(function: Any, module: str, refuse: _Refuse) -> Any:
             [on_cpu[0], *(f"(type({t}) in __no_tensors or {c})" for t, c in zip(tensors[1:], on_cpu[1:], strict=True))]
         ),
     }
+    written = inspect.unwrap(function)  # a decorator takes keywords
+    arguments = ", ".join([*parameters[:first], *(f"{name}={name}" for name in named)])
     conversion = {
         "unusual": " or ".join(f"type({name}) not in __usual" for name in given_numbers),
         "numbers": "".join(f"{name}, " for name in given_numbers).rstrip(" "),
@@ -156,12 +158,12 @@ def _wrapper(function: Any, module: str, refuse: _Refuse) -> Any:
         "tensors": ", ".join(tensors),
         "overrides": check,
         "devices": _DEVICES.format(**several, tensors=", ".join(tensors)) if len(tensors) > 1 else "",
-        "values": ", ".join(p.name for p in signature),
-        "arguments": ", ".join([*parameters[:first], *(f"{name}={name}" for name in named)]),
+        "values": ", ".join(p.name for p in signature) if written is function else arguments,
+        "arguments": arguments,
     }
     given = {
         "__function": function,
-        "__by_position": _by_position(function),
+        "__by_position": _by_position(function) if written is function else function,
         "__of_one": has_torch_function_unary,
         "__has_override": has_torch_function_unary if len(tensors) == 1 else has_torch_function_variadic,
         "__overridden": _overridden,
@@ -175,8 +177,8 @@ def _wrapper(function: Any, module: str, refuse: _Refuse) -> Any:
     wrapper: Any = _executed(f"<{module}.{function.__name__}>", _WRAPPER.format(**text), {**given})[function.__name__]
     wrapper.__globals__["__self"] = wrapper
     for attribute in ("__defaults__", "__kwdefaults__", "__doc__", "__type_params__"):
-        if hasattr(function, attribute):
-            setattr(wrapper, attribute, getattr(function, attribute))
+        if hasattr(written, attribute):
+            setattr(wrapper, attribute, getattr(written, attribute))
     if refusal:
         wrapper.__signature__ = inspect.signature(function)
     annotations = next(name for name in ("__annotate__", "__annotations__") if hasattr(function, name))

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._engine.random_states import DrawsOfSamples
+from fullgrad._engine.random_states import host_states, random_states, restore_host_states, restore_random_states
 
 Tensors = Sequence[Tensor]
+DRAWS = "vmap: {} draws random numbers{}, which needs a randomness other than 'error'."
 
 
 def vmap_with_nones(
@@ -30,6 +31,26 @@ def vmap_with_nones(
     dims = (0, *[None if t is None else d for t, d in zip(args, in_dims, strict=True)])
     results = iter(torch.vmap(without_nones, dims, randomness=randomness)(torch.empty(size), *args))
     return [next(results) if there else None for there in returned]
+
+
+def sample_by_sample(
+    name: str, run: Callable[..., Sequence[Any]], tensors: Sequence[Any], dims: Sequence[int | None], size: int, randomness: str
+) -> list[Any]:
+    """The results of ``run`` for each sample, stacked, which draws random numbers by the ``randomness`` of `torch.vmap`; also
+    those of the host, which take longer to compare, and are looked at in the end.
+    """
+    before, on_host = ([], []) if randomness == "different" else (random_states(), host_states())
+    samples = []
+    for i in range(size):
+        if randomness == "same":  # all samples get the numbers of the first one
+            restore_random_states(before)
+            restore_host_states(on_host)
+        samples.append(run(*[t if d is None or t is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)]))
+        if randomness == "error" and not (
+            all(map(torch.equal, before, random_states())) and (i < size - 1 or on_host == host_states())
+        ):
+            raise RuntimeError(DRAWS.format(name, ""))
+    return [None if part[0] is None else torch.stack(part) for part in zip(*samples, strict=True)]
 
 
 class Batch:
@@ -54,14 +75,9 @@ class Batch:
             return self.inner.run([in_front(t, d, size, leading) for t, d in pairs], leading + 1)
         if not size:
             return self.like(tensors)
-        draws, samples = DrawsOfSamples(self.randomness), []
-        for i in range(size):
-            draws.begin()
-            sample = [t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)]
-            samples.append([y.clone() for y in self.inner.run(sample)])  # as code may return one buffer for each sample
-            if draws.are_refused(more_follow=i < size - 1):
-                raise RuntimeError("vmap: a function called sample by sample draws random numbers; say how, by `randomness=`.")
-        return [torch.stack(of_one) for of_one in zip(*samples, strict=True)]
+        # Code may return one buffer for each sample.
+        run = lambda *sample: [y.clone() for y in self.inner.run(sample)]  # noqa: E731
+        return sample_by_sample("a function called sample by sample", run, tensors, self.dims, size, self.randomness)
 
     def like(self, tensors: Tensors) -> list[Tensor]:
         dims = [None if d is None else d % t.ndim for t, d in zip(tensors, self.dims, strict=True)]

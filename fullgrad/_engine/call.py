@@ -1,16 +1,14 @@
 """`Call`: the arguments of a call as a list of tensors, and back. Arguments and results are any pytree."""
 
-import collections
-import functools
+import gc
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fullgrad._dispatch import ordered, pytree
-from fullgrad._engine.held import content
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.watching import seen
 
@@ -146,33 +144,26 @@ class _Argument:
         return unflattened(leaves, self.spec)
 
 
-def holds_tensors(value: Any, depth: int = 4) -> bool:
-    """Whether an object, which is no structure that torch knows, holds tensors, or may make them later."""
-    if value is None or isinstance(value, (int, float, complex, str, bytes, type, torch.dtype, torch.device, nn.Module)):
-        return False
-    if isinstance(value, (Tensor, types.GeneratorType)):
-        return True
-    if depth == 0:
-        return False
-    parts = list(getattr(value, "__dict__", {}).values())
-    parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
-    if isinstance(value, types.FunctionType):
-        parts += [content((cell, None, None)) for cell in value.__closure__ or ()]
-    elif isinstance(value, functools.partial):
-        parts += [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, Mapping):
-        parts += list(value.values())
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        parts += list(value)
-    elif getattr(getattr(value, "dtype", None), "hasobject", False):  # an array of numpy
-        parts += list(value.flat)
-    return any(holds_tensors(part, depth - 1) for part in parts)
+def hidden_tensors(value: Any, depth: int = 6, but: tuple[type, ...] = ()) -> Iterator[Tensor]:
+    """The tensors that an object refers to in attributes, closures and containers, but not in types and packages, nor in objects
+    of some other types.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and not isinstance(value, (type, types.ModuleType, *but)):
+        is_array = getattr(getattr(value, "dtype", None), "hasobject", False)  # of numpy, which tells nothing of its objects
+        for item in value.flat if is_array else gc.get_referents(value):
+            if not (isinstance(item, dict) and "__spec__" in item):  # the globals of a function
+                yield from hidden_tensors(item, depth - 1, but)
 
 
 def refuse_hidden(label: str, leaves: Sequence[Any]) -> None:
     """Refuse objects among the leaves of a structure that hold tensors: no derivative would reach them."""
     for leaf in leaves:
-        if not isinstance(leaf, Tensor) and holds_tensors(leaf):
+        if isinstance(leaf, (Tensor, nn.Module, *_PLAIN)):
+            continue
+        # A generator may make tensors later.
+        if isinstance(leaf, types.GeneratorType) or any(True for _ in hidden_tensors(leaf, but=(nn.Module,))):
             raise TypeError(
                 f"{label} a value of type {type(leaf).__name__}, which holds tensors that would lose their derivatives. Pass "
                 "tensors, or where structures are taken a tuple, list or dict of them, or a type that is registered by "

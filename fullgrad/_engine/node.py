@@ -30,20 +30,22 @@ def with_nothing(tree: Any) -> Any:
 
 
 def one_node(function: F) -> F:
-    """The function of positional arguments, of which compiled code has one node, with names in the places of functions."""
+    """The function, of which compiled code has one node, with names in the places of functions."""
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         # Where the graph breaks at the node, nobody unflattens what was made for it.
-        found = [None if v is None else function_of(v) for v in pytree.tree_map(lambda v: v, args)]
-        guard(*[v for v in found if callable(v)])
-        return with_nothing(function(*found)) if is_tracing() else function(*found)
+        args, kwargs = pytree.tree_map(function_of, (args, kwargs))
+        guard(*[v for v in (*args, *kwargs.values()) if callable(v)])
+        found = function(*args, **kwargs)
+        return with_nothing(found) if is_tracing() else found
 
     node = traced_below(run)
 
     @functools.wraps(function)
-    def called(*args: Any) -> Any:
-        in_graph = is_dynamo_compiling() and not value_alone()
-        return node[0](*[_for_graph(v) for v in args]) if in_graph else function(*args)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling() or value_alone():
+            return function(*args, **kwargs)
+        return node[0](*[_for_graph(v) for v in args], **{name: _for_graph(v) for name, v in kwargs.items()})
 
     return called  # pyright: ignore[reportReturnType]
 

@@ -1,7 +1,6 @@
 """The states of torch's random generators, and of the global ones of Python and numpy."""
 
 import contextlib
-import ctypes
 import functools
 import pickle
 import random
@@ -60,40 +59,6 @@ def restore_host_states(states: Sequence[Any]) -> None:
     random.setstate(states[0])
     for state in states[1:]:
         sys.modules["numpy"].random.set_state(pickle.loads(state))
-
-
-def host_marks() -> list[Any]:
-    """Values that change with the states, and cost much less; not where numpy hands out a normal number that it has in store."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
-        return [random.getstate()]
-    generator: Any = getattr(numpy.random, "get_bit_generator", lambda: None)()
-    if type(generator).__name__ != "MT19937":  # another one that a user has chosen, or an old numpy
-        return host_states()
-    return [random.getstate(), ctypes.string_at(generator.ctypes.state_address, _BYTES)]
-
-
-class DrawsOfSamples:
-    """The random numbers of code that runs sample by sample, by the ``randomness`` of `torch.vmap`; also those of the host."""
-
-    def __init__(self, randomness: str) -> None:
-        self.randomness, self.before = randomness, [] if randomness == "different" else random_states()
-        self.on_host = [] if randomness == "different" else host_states()
-
-    def begin(self) -> None:
-        """Begin with a sample, which gets the numbers of the first one if all share them."""
-        if self.randomness == "same":
-            restore_random_states(self.before)
-            restore_host_states(self.on_host)
-
-    def are_refused(self, more_follow: bool = False) -> bool:
-        """Whether there were some, and there may be none. The host's, which take longer to compare, are looked at in the end."""
-        if self.randomness != "error":
-            return False
-        return not all(map(torch.equal, self.before, random_states())) or not (more_follow or self.on_host == host_states())
-
-
-_BYTES = 625 * 4  # the key and the position of MT19937
 
 
 def _generators() -> Sequence[tuple[Callable[[], Tensor], Callable[[Tensor], Any]]]:

@@ -6,14 +6,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullgrad import _dispatch
-from fullgrad._engine.batch import vmap_with_nones
-from fullgrad._engine.random_states import DrawsOfSamples
+from fullgrad._engine.batch import sample_by_sample, vmap_with_nones
 from fullgrad.adoption._call import Call
-from fullgrad.adoption._host_draws import DRAWS
 from fullgrad.adoption._slots import comparable
 from fullgrad.adoption._tensors import NO_ARGUMENT, Maybe, Refused
 from fullgrad.adoption._writes import with_writes
@@ -62,20 +59,20 @@ class Batched(Call):
 
     def _loop(self, tensors: Maybe) -> list[Tensor | None]:
         self.sample.numbers_are_tensors = True  # they may differ between samples
-        draws = DrawsOfSamples("different" if _dispatch.is_tracing() else self.info.randomness)
-        samples, records = [], []
-        for b in range(self.info.batch_size):
-            draws.begin()
-            given = [t if d is None or t is None else t.select(d, b) for t, d in zip(tensors, self.in_dims, strict=True)]
-            samples.append(self.inner.forward(*given))
-            records.append(comparable((self.record, [t if t is None else t.shape for t in samples[-1]])))
-        if draws.are_refused():
-            raise RuntimeError(DRAWS.format(self.name, ""))
-        if any(record != records[0] for record in records):
-            raise Refused(
-                f"{self.name}.forward returns or keeps something else for each sample of a batch; a loop over the samples works."
-            )
-        return [None if part[0] is None else torch.stack(part) for part in zip(*samples, strict=True)]
+        records: list[Any] = []
+
+        def run(*sample: Tensor | None) -> Sequence[Tensor | None]:
+            found = self.inner.forward(*sample)
+            records.append(comparable((self.record, [t if t is None else t.shape for t in found])))
+            if records[-1] != records[0]:
+                raise Refused(
+                    f"{self.name}.forward returns or keeps something else for each sample of a batch; a loop over the samples "
+                    "works."
+                )
+            return found
+
+        randomness = "different" if _dispatch.is_tracing() else self.info.randomness
+        return sample_by_sample(self.name, run, tensors, self.in_dims, self.info.batch_size, randomness)
 
     def vmap(self, function: Callable[..., Any], in_dims: Sequence[int | None], args: Maybe) -> list[Tensor | None]:
         """``torch.vmap`` at the level of the user's ``vmap``, so that a batched tensor that the class closes over keeps its

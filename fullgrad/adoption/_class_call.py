@@ -12,6 +12,7 @@ from torch.autograd import Function as TorchFunction
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from fullgrad import _dispatch
+from fullgrad._engine.call import hidden_tensors
 from fullgrad._engine.held import calls_compiled_code, held
 from fullgrad._engine.modules import run_with_states, state_of
 from fullgrad.adoption._adopted import IN_PLACE, run_or_descend
@@ -20,7 +21,7 @@ from fullgrad.adoption._host_draws import not_drawing
 from fullgrad.adoption._modes import OfRule, Unusable
 from fullgrad.adoption._scope import Options, scope
 from fullgrad.adoption._slots import ArraySlot, NumberSlot, Slot, filled, is_array, number_as_tensor, replaced
-from fullgrad.adoption._tensors import Maybe, Refused, attributes, hidden_tensors, may_differ
+from fullgrad.adoption._tensors import Maybe, Refused, attributes, may_differ
 from fullgrad.adoption._writes import Writes, writes_of, writing
 
 _ONCE = "it has no second derivative and no forward mode; grad, vjp and jacrev work once, and all with adopt(cls, reference=...)"
@@ -278,7 +279,7 @@ class ClassCall(Call):
         writes = writes or writes_of(self.cls, tensors)
         unusable = Unusable(self.unusable) if self.unusable else contextlib.nullcontext()
         has_modes = rule == "backward" or writes is not None or bool(self.unusable)
-        with scope(self.options), unusable, writing(writes), not_drawing(self.cls, self.name, rule), self._as_python(has_modes):
+        with scope(self.options), unusable, writing(writes), not_drawing(self.name), self._as_python(has_modes):
             yield
 
     def _as_python(self, has_modes: bool) -> contextlib.AbstractContextManager[Any]:

@@ -1,8 +1,6 @@
 """`Refused`, and what is asked about tensors: whether they may have a gradient, which ones an object hides."""
 
-import gc
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,13 +60,3 @@ def separate(name: str, out: Tensor, tensors: Maybe) -> Tensor:
             raise Refused(NO_ARGUMENT.format(name))
         out = get_unwrapped(out)
     return clone_if_view(out.clone() if any(t is not None and is_alias_of(out, t) for t in tensors) else out).detach()
-
-
-def hidden_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """The tensors that an object refers to in attributes, closures and containers, but not in modules and types."""
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and not isinstance(value, (type, ModuleType)):
-        for item in gc.get_referents(value):
-            if not (isinstance(item, dict) and "__spec__" in item):  # the globals of a function
-                yield from hidden_tensors(item, depth - 1)

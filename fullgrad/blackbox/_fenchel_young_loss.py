@@ -17,6 +17,7 @@ from fullgrad.blackbox._mean_of_draws import drawn, mean_of_draws, products
 
 
 @of_one_instance
+@one_node
 def fenchel_young_loss(
     solver: Callable[[Tensor], Any],
     x: Tensor,
@@ -77,22 +78,6 @@ def fenchel_young_loss(
     Source: Berthet, Blondel, Teboul, Cuturi, Vert, Bach, https://arxiv.org/abs/2002.08676; Blondel, Martins, Niculae, Learning
     with Fenchel-Young losses, https://arxiv.org/abs/1901.02324.
     """
-    return _fenchel_young_loss(solver, x, target, samples, sigma, maximize, distribution, noise, generator, vmap_method)
-
-
-@one_node
-def _fenchel_young_loss(
-    solver: Callable[[Tensor], Any],
-    x: Tensor,
-    target: Tensor,
-    samples: int,
-    sigma: float,
-    maximize: bool,
-    distribution: str,
-    noise: Tensor | None,
-    generator: Generator | None,
-    vmap_method: str,
-) -> Tensor:
     name = "fenchel_young_loss"
     code = Code(name, "solver", solver, vmap_method, None)
     wide = point(name, x)

@@ -19,6 +19,7 @@ from fullgrad._engine.rule import Maybe, Rule, declared
 
 
 @of_one_instance
+@one_node
 def finite_difference(
     f: Callable[[Tensor], Any],
     x: Tensor,
@@ -72,17 +73,6 @@ def finite_difference(
 
     Source: central differences; the step is that of ``scipy.optimize.approx_fprime``'s three-point rule.
     """
-    return _finite_difference(f, x, step, vmap_method, like)
-
-
-@one_node
-def _finite_difference(
-    f: Callable[[Tensor], Any],
-    x: Tensor,
-    step: float | None,
-    vmap_method: str,
-    like: Callable[[Tensor], Tensor] | None,
-) -> Tensor:
     name = "finite_difference"
     code = Code(name, "f", f, vmap_method, like)
     wide = point(name, x)

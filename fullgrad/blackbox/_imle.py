@@ -15,6 +15,7 @@ from fullgrad.blackbox._differences import difference_of_solutions
 
 
 @of_one_instance
+@one_node
 def imle(
     solver: Callable[[Tensor], Any],
     x: Tensor,
@@ -70,19 +71,6 @@ def imle(
 
     Source: Niepert, Minervini, Franceschi, Implicit MLE, https://arxiv.org/abs/2106.01798.
     """
-    return _imle(solver, x, lam, noise_scale, noise, generator, vmap_method)
-
-
-@one_node
-def _imle(
-    solver: Callable[[Tensor], Any],
-    x: Tensor,
-    lam: float,
-    noise_scale: float,
-    noise: Tensor | None,
-    generator: Generator | None,
-    vmap_method: str,
-) -> Tensor:
     name = "imle"
     code = Code(name, "solver", solver, vmap_method, None)
     wide = point(name, x)

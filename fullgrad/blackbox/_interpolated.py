@@ -14,6 +14,7 @@ from fullgrad.blackbox._differences import difference_of_solutions
 
 
 @of_one_instance
+@one_node
 def interpolated(solver: Callable[[Tensor], Any], x: Tensor, lam: float = 1.0, *, vmap_method: str = "sequential") -> Tensor:
     r"""A solution, with the gradient of an interpolation of the loss between two solutions.
 
@@ -56,16 +57,6 @@ def interpolated(solver: Callable[[Tensor], Any], x: Tensor, lam: float = 1.0, *
     Source: Vlastelica, Paulus, Musil, Martius, Rolínek, Differentiation of blackbox combinatorial solvers,
     https://arxiv.org/abs/1912.02175.
     """
-    return _interpolated(solver, x, lam, vmap_method)
-
-
-@one_node
-def _interpolated(
-    solver: Callable[[Tensor], Any],
-    x: Tensor,
-    lam: float,
-    vmap_method: str,
-) -> Tensor:
     name = "interpolated"
     code = Code(name, "solver", solver, vmap_method, None)
     wide = point(name, x)

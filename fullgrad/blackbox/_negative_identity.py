@@ -18,6 +18,7 @@ _PROJECTIONS = ("none", "mean", "norm", "both")
 
 
 @of_one_instance
+@one_node
 def negative_identity(
     solver: Callable[[Tensor], Any],
     x: Tensor,
@@ -66,17 +67,6 @@ def negative_identity(
     Source: Sahoo, Paulus, Vlastelica, Musil, Kuleshov, Martius, Backpropagation through combinatorial algorithms: identity with
     projection works, https://arxiv.org/abs/2205.15213.
     """
-    return _negative_identity(solver, x, maximize, projection, vmap_method)
-
-
-@one_node
-def _negative_identity(
-    solver: Callable[[Tensor], Any],
-    x: Tensor,
-    maximize: bool,
-    projection: str,
-    vmap_method: str,
-) -> Tensor:
     name = "negative_identity"
     code = Code(name, "solver", solver, vmap_method, None)
     wide = point(name, x)

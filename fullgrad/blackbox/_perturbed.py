@@ -13,6 +13,7 @@ from fullgrad.blackbox._mean_of_draws import drawn, mean_of_draws
 
 
 @of_one_instance
+@one_node
 def perturbed(
     solver: Callable[[Tensor], Any],
     x: Tensor,
@@ -80,21 +81,6 @@ def perturbed(
     Source: Berthet, Blondel, Teboul, Cuturi, Vert, Bach, Learning with differentiable perturbed optimizers,
     https://arxiv.org/abs/2002.08676.
     """
-    return _perturbed(solver, x, samples, sigma, distribution, noise, generator, vmap_method, like)
-
-
-@one_node
-def _perturbed(
-    solver: Callable[[Tensor], Any],
-    x: Tensor,
-    samples: int,
-    sigma: float,
-    distribution: str,
-    noise: Tensor | None,
-    generator: Generator | None,
-    vmap_method: str,
-    like: Callable[[Tensor], Tensor] | None,
-) -> Tensor:
     name = "perturbed"
     code = Code(name, "solver", solver, vmap_method, like)
     wide = point(name, x)

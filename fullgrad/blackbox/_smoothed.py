@@ -14,6 +14,7 @@ from fullgrad.blackbox._mean_of_draws import drawn, mean_of_draws
 
 
 @of_one_instance
+@one_node
 def smoothed(
     f: Callable[[Tensor], Any],
     x: Tensor,
@@ -75,21 +76,6 @@ def smoothed(
     Source: Salimans, Ho, Chen, Sidor, Sutskever, Evolution strategies, https://arxiv.org/abs/1703.03864; Nesterov, Spokoiny,
     Random gradient-free minimization of convex functions, https://doi.org/10.1007/s10208-015-9296-2.
     """
-    return _smoothed(f, x, samples, sigma, antithetic, noise, generator, vmap_method, like)
-
-
-@one_node
-def _smoothed(
-    f: Callable[[Tensor], Any],
-    x: Tensor,
-    samples: int,
-    sigma: float,
-    antithetic: bool,
-    noise: Tensor | None,
-    generator: Generator | None,
-    vmap_method: str,
-    like: Callable[[Tensor], Tensor] | None,
-) -> Tensor:
     name = "smoothed"
     code = Code(name, "f", f, vmap_method, like)
     wide = point(name, x)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._dispatch import is_jagged, pytree
-from fullgrad._engine.checks import check_like
+from fullgrad._engine.checks import check_like, check_pair
 from fullgrad._engine.differentiated import is_floating, may_differ
 from fullgrad._engine.operator import P, R
 from fullgrad._engine.rule import Maybe, Rule, declared
@@ -179,14 +179,10 @@ class _JVPRule:
         given = [torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True)]
         beside = self.call.without_constant(self.call.beside(given))
         with self.replay.again():
-            pair = self.call.run_rule(self.owner.rule, inputs, beside)  # pyright: ignore[reportArgumentType]
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise TypeError(
-                f"{self.owner.label}: the rule must return the pair (result, tangent), got a value of type {type(pair).__name__}"
-                + (f" of {len(pair)}." if isinstance(pair, tuple) else ".")
-            )
-        self.replay.check(pair[0])
-        return self._checked(pair[1], like)
+            found = self.call.run_rule(self.owner.rule, inputs, beside)  # pyright: ignore[reportArgumentType]
+        result, tangent = check_pair(f"{self.owner.label}: the rule", "(result, tangent)", found)
+        self.replay.check(result)
+        return self._checked(tangent, like)
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         where, n = tuple([i for i, needed in enumerate(needs) if needed]), len(inputs)
@@ -221,5 +217,5 @@ class _JVPRule:
                 continue
             if t is None or isinstance(t, (int, float)):
                 t = torch.full(shape, 0.0 if t is None else t, dtype=dtype, device=device)
-            found.append(check_like(label, "result", self.replay.cast(t, dtype), shape, dtype))
+            found.append(check_like(label, "its result", self.replay.cast(t, dtype), shape, dtype))
         return found

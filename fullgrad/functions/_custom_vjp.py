@@ -12,7 +12,7 @@ from fullgrad._core import checks
 from fullgrad._dispatch import pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.changes import CHANGED, versions_of
-from fullgrad._engine.checks import check_like, gradients_of
+from fullgrad._engine.checks import check_like, check_pair, gradients_of
 from fullgrad._engine.differentiated import is_differentiated, is_floating
 from fullgrad._engine.linearity import wider
 from fullgrad._engine.operator import P, R
@@ -235,14 +235,9 @@ class VJPRule:
         """The result and the residuals. They are taken apart while modules have the tensors that are given."""
 
         def parts(*args: Any) -> tuple[Result, Call]:
-            pair = self.owner.fwd(*args)  # pyright: ignore[reportOptionalCall]
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise TypeError(
-                    f"{self.owner.label}: `fwd` must return the pair (result, residuals), got a value of type "
-                    + type(pair).__name__
-                    + (f" of {len(pair)}." if isinstance(pair, tuple) else ".")
-                )
-            return Result(pair[0], self.owner.label), Call([pair[1]])
+            found = self.owner.fwd(*args)  # pyright: ignore[reportOptionalCall]
+            result, residuals = check_pair(f"{self.owner.label}: `fwd`", "(result, residuals)", found)
+            return Result(result, self.owner.label), Call([residuals])
 
         return self.call.run(parts, x)
 
@@ -274,7 +269,7 @@ class VJPRule:
             if g is not None and not floating:
                 found[i] = None
             elif g is not None:
-                found[i] = check_like(f"{label}: a gradient", "argument", self.replay.cast(g, dtype), shape, dtype)
+                found[i] = check_like(f"{label}: a gradient", "its argument", self.replay.cast(g, dtype), shape, dtype)
         return found
 
 

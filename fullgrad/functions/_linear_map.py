@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
-from fullgrad._dispatch import has_shape
 from fullgrad._engine.call import Result
 from fullgrad._engine.changes import Surroundings
+from fullgrad._engine.checks import check_like
 from fullgrad._engine.closure import Refusing
 from fullgrad._engine.copies import frozen
 from fullgrad._engine.differentiated import is_differentiated, may_differ
@@ -129,14 +129,7 @@ class LinearMap(Made[[Tensor], Tensor]):
             return Result(torch.empty(shape, dtype=dtype, device=device))
 
         y = values_by(Refusing(name, function), self.method, value, empty, [x]).whole()
-        if direction:
-            shape, dtype, _ = like(x)
-            if not has_shape(y.shape, shape):
-                found = tuple(y.shape)
-                raise ValueError(f"{name} must return the shape of the argument of `apply`, {tuple(shape)}, got {found}.")
-            if y.dtype != dtype:
-                raise TypeError(f"{name} must return the dtype of the argument of `apply`, {dtype}, got {y.dtype}.")
-        return y
+        return check_like(f"{name}: its result", "the argument of `apply`", y, *like(x)[:2]) if direction else y
 
 
 def _kind(tensor: Tensor) -> tuple[Any, torch.dtype, torch.device]:

@@ -1,8 +1,7 @@
 """`Trials`: whether the rule of a function is linear, tried once for each kind of arguments."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,24 +49,19 @@ class Trials:
                 found = self.verdicts.get((key, constants))
             key = key, constants
         if found is None:
-            with self._first() as first:
-                found = _try_linear(function, inputs, like) if first else None
+            if self in _now.running:  # a trial calls the rule again
+                return False
+            _now.running.append(self)
+            try:
+                found = _try_linear(function, inputs, like)
+            finally:
+                _now.running.pop()
             if found is None:
                 return False
             if len(self.verdicts) >= 2 * _MOST:
                 del self.verdicts[next(iter(self.verdicts))]
             self.verdicts[key] = found
         return not found
-
-    @contextlib.contextmanager
-    def _first(self) -> Iterator[bool]:
-        """A context of a trial, and whether it is the outermost one of the function: a trial calls the rule again."""
-        first = not any(other is self for other in _now.running)
-        _now.running.append(self)
-        try:
-            yield first
-        finally:
-            _now.running.pop()
 
 
 class _Now(threading.local):

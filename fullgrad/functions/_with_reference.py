@@ -177,67 +177,75 @@ class _Reference:
         leaves = self.structure.flattened(tree, label)
         self.captured.replay.check(leaves)
         for i, (shape, dtype) in zip(self.where, self.like, strict=True):
-            if not isinstance(leaves[i], Tensor):
-                raise TypeError(
-                    f"{label} must have the structure of the kernel's, got a value of type {type(leaves[i]).__name__}."
-                )
-            check_like(label, "kernel's", leaves[i], shape, dtype)
+            check_like(label, "the kernel's", leaves[i], shape, dtype)
         return [leaves[i] for i in self.where]
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor], needs: Sequence[bool]) -> Maybe:
         """The gradients by `backward`, whose derivative is that of the reference's gradients."""
         m = self.inputs
-        x, y = inputs[:m], inputs[m:]
-        # A batch of cotangents, which no kernel can take, or compiled autograd, which traces what a backward does.
-        if self.owner.backward is None or is_dynamo_compiling() or in_legacy_vmap():
-            return [*by_reference(self.again).pull(x, cotangents, needs[:m]), *[None] * len(y)]
+        if self._uses_reference(self.owner.backward):
+            return scattered(len(inputs), tuple(range(m)), by_reference(self.again).pull(inputs[:m], cotangents, needs[:m]))
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
+        label = f"{self.owner.label}: `backward`"
 
         def value(*given: Tensor) -> Result:
-            with self.captured.replay.again():
-                grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
+            grads = self._backward(given[:m], given[m : len(inputs)], given[len(inputs) :])
             return Result([torch.zeros_like(given[i]) if grads[i] is None else checked(i, given[i], grads[i]) for i in where])
 
         def checked(i: int, x: Tensor, g: Any) -> Tensor:
             """A gradient that is like its argument, of which compiled code knows no more than that it should be."""
-            return check_like(f"{label}: a gradient", "argument", g, x.shape, self.kinds[i][2])
+            return check_like(f"{label}: a gradient", "its argument", g, x.shape, self.kinds[i][2])
 
-        label = f"{self.owner.label}: `backward`"
-        values = self._values(
-            Refusing(label, self.owner.backward), value, lambda *given: Result([given[i] for i in where]), [*inputs, *cotangents]
-        ).release()
-        of_gradient = by_reference(lambda *all: transpose(self.again, all[:m], where)(*all[m:]))
-        if is_differentiated([*x, *cotangents]):
-            values = declared(of_gradient, values, [*x, *cotangents])
-        return scattered(m + len(y), where, values)
+        def of_reference(*all: Tensor) -> Sequence[Tensor]:
+            return transpose(self.again, all[:m], where)(*all[m:])
+
+        like = lambda *given: Result([given[i] for i in where])  # noqa: E731
+        gradients = self._by_kernel(Refusing(label, self.owner.backward), value, like, inputs, cotangents, of_reference)
+        return scattered(len(inputs), where, gradients)
 
     def push(self, inputs: Sequence[Tensor], tangents: Maybe, like: Sequence[Any]) -> Sequence[Tensor]:
         """The tangents by `jvp`, whose derivative is that of the reference's, for inputs that the results follow."""
-        m = self.inputs
-        x, given, of_reference = inputs[:m], tangents[:m], by_reference(self.again)
-        if self.owner.jvp is None or is_dynamo_compiling() or in_legacy_vmap():
-            return of_reference.push(x, given, like)
-        where = tuple([i for i, t in enumerate(given) if t is not None])
-        moving = [t for t in given if t is not None]
+        m, n = self.inputs, len(inputs)
+        if self._uses_reference(self.owner.jvp):
+            return by_reference(self.again).push(inputs[:m], tangents[:m], like)
+        where = tuple([i for i, t in enumerate(tangents[:m]) if t is not None])
+        label = f"{self.owner.label}: `jvp`"
 
         def value(*all: Tensor) -> Result:
-            with self.captured.replay.again():
-                found = self._jvp(all[:m], all[m : len(inputs)], scattered(m, where, all[len(inputs) :]))
-            pairs = zip(found, [all[m + i] for i in self.where], strict=True)
+            pairs = zip(self._jvp(all[:m], all[m:n], scattered(m, where, all[n:])), results(*all).tensors, strict=True)
             return Result(
-                [torch.zeros_like(y) if t is None else check_like(tangent, "result", t, y.shape, y.dtype) for t, y in pairs]
+                [
+                    torch.zeros_like(y) if t is None else check_like(f"{label}: a tangent", "its result", t, y.shape, y.dtype)
+                    for t, y in pairs
+                ]
             )
 
         def results(*all: Tensor) -> Result:
             return Result([all[m + i] for i in self.where])
 
-        label = f"{self.owner.label}: `jvp`"
-        tangent = f"{label}: a tangent"
-        values = self._values(Refusing(label, self.owner.jvp), value, results, [*inputs, *moving]).release()
-        if is_differentiated([*x, *moving]):
-            of_tangent = by_reference(lambda *all: of_reference.push(all[:m], scattered(m, where, all[m:]), like))
-            values = declared(of_tangent, values, [*x, *moving])
-        return values
+        def of_reference(*all: Tensor) -> Sequence[Tensor]:
+            return by_reference(self.again).push(all[:m], scattered(m, where, all[m:]), like)
+
+        moving = [t for t in tangents[:m] if t is not None]
+        return self._by_kernel(Refusing(label, self.owner.jvp), value, results, inputs, moving, of_reference)
+
+    def _uses_reference(self, kernel: Any) -> bool:
+        """Whether there is no kernel; or a batch of cotangents, which no kernel can take, or compiled autograd, which traces what
+        a backward does.
+        """
+        return kernel is None or is_dynamo_compiling() or in_legacy_vmap()
+
+    def _by_kernel(
+        self, closure: Refusing, value: Any, like: Any, inputs: Sequence[Tensor], more: Sequence[Tensor], of_reference: Any
+    ) -> Sequence[Tensor]:
+        """What a kernel computes from inputs and more tensors, with the derivative of what the reference computes from them."""
+
+        def again(*all: Tensor) -> Result:
+            with self.captured.replay.again():
+                return value(*all)
+
+        values, given = self._values(closure, again, like, [*inputs, *more]).release(), [*inputs[: self.inputs], *more]
+        return declared(by_reference(of_reference), values, given) if is_differentiated(given) else values
 
     def _jvp(self, x: Sequence[Tensor], y: Sequence[Tensor], tangents: Maybe) -> list[Any]:
         """The tangents of the differentiable results, or None, as `jvp` returns them."""

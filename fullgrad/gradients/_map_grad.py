@@ -8,14 +8,16 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.function import alias, is_identity
-from fullgrad._dispatch import has_shape, of_one_instance
+from fullgrad._dispatch import of_one_instance
 from fullgrad._engine.changes import CHANGED, Surroundings, versions_of
+from fullgrad._engine.checks import check_like
 from fullgrad._engine.guard import refuse_in_graphs
 from fullgrad._engine.node import one_node, value_alone
 from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 
 
 @of_one_instance
+@one_node
 def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
     r"""The input itself, whose gradient is mapped by a function.
 
@@ -56,11 +58,6 @@ def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
     """
     checks.real_tensor("map_grad", "x", x)
     checks.function("map_grad", "f", f)
-    return _mapped(x, f)
-
-
-@one_node
-def _mapped(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     if value_alone():
         return MapGrad.apply(x, None)
     refuse_in_graphs("map_grad", "f", f)
@@ -79,15 +76,7 @@ class Map:
         mapped = self.f(g)
         if versions_of([g]) != before:
             raise RuntimeError(CHANGED.format("map_grad: `f`"))
-        if not isinstance(mapped, Tensor):
-            raise TypeError(f"map_grad: `f` must return a tensor, got a value of type {type(mapped).__name__}.")
-        if not has_shape(mapped.shape, g.shape):
-            raise ValueError(
-                f"map_grad: `f` must return the shape of the gradient, {tuple(g.shape)}, got shape {tuple(mapped.shape)}."
-            )
-        if mapped.dtype != g.dtype:
-            raise TypeError(f"map_grad: `f` must return the dtype of the gradient, {g.dtype}, got {mapped.dtype}.")
-        return mapped
+        return check_like("map_grad: the result of `f`", "the gradient", mapped, g.shape, g.dtype)
 
 
 class MapGrad(CotangentMap):

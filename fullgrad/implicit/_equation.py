@@ -1,6 +1,5 @@
 """`ByEquation`: the derivative of a solution, by the `Jacobian` of its `Equation`, at every order."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import Maybe, Rule, declared
 from fullgrad._engine.transpose import scattered, transpose, transposed
 from fullgrad.implicit._linear_solve import DENSE, LinearSolve, Tensors
-from fullgrad.implicit._vectors import flat, gradient, real, unflat
+from fullgrad.implicit._vectors import flat, real, unflat
 
 
 class ByEquation:
@@ -104,12 +103,16 @@ class Jacobian(NamedTuple):
             unit = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device)
             inverse = torch.linalg.inv(torch.func.vmap(lambda w: Jacobian(self.equation, True).times(w, point))(unit))
             return matmul(inverse.mT if self.is_transposed else inverse, b)
-        solved, like = (
-            functools.partial(self.equation.linear.solved, self.is_transposed),
-            lambda b, *_: Result(torch.empty_like(b)),
-        )
-        w = opaque_values(Refusing(self.equation.label), "broadcast", solved, like, [b, *point]).whole()
+        like = lambda b, *_: Result(torch.empty_like(b))  # noqa: E731
+        w = opaque_values(Refusing(self.equation.label), "broadcast", self._solved, like, [b, *point]).whole()
         return self._solution(w, [b, *point])
+
+    def _solved(self, b: Tensor, *point: Tensor) -> Result:
+        """The solution for plain tensors, a batch in front."""
+        if not b.numel():
+            return Result(torch.zeros_like(b))
+        z, residual = self.equation.recorded(b.ndim - 1, point)
+        return Result(self.equation.linear.solved(b, self.is_transposed, z, residual, point))
 
     def _solution(self, w: Tensor, inputs: Tensors) -> Tensor:
         """A solution that is known, with its derivative by the right-hand side and the point."""
@@ -145,7 +148,7 @@ class Equation:
 
     def __init__(self, label: str, f: Callable[..., Tensor], count: int, method: Any, otherwise: str, tol: float | None) -> None:
         self.label, self.f, self.count = label, f, count
-        self.linear = LinearSolve(label, self.gradients, method, otherwise, tol)
+        self.linear = LinearSolve(label, method, otherwise, tol)
 
     def back(self, where: Sequence[int]) -> Callable[..., Tensors]:
         """The transpose of the derivative of f by the tensors of a point at ``where``, a function of the point and a vector."""
@@ -164,9 +167,9 @@ class Equation:
             f = torch.func.vmap(f)
         return f
 
-    def gradients(self, leading: int, point: Tensors) -> tuple[list[Tensor], Callable[..., Tensors]]:
-        """The tensors of z at a plain point with leading dimensions, and the function of a vector that gives their gradients."""
+    def recorded(self, leading: int, point: Tensors) -> tuple[list[Tensor], Tensor]:
+        """The tensors of z at a plain point with leading dimensions, and the residual with its graph by them."""
         with torch.inference_mode(False), torch.enable_grad():
             point = [t.clone() if t.is_inference() else t.detach() for t in point]
             z = [t.requires_grad_() for t in point[: self.count]]
-            return z, gradient([self.batched(leading)(*point)], z)
+            return z, self.batched(leading)(*point)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.warn import warn
-from fullgrad._engine.call import Result
 from fullgrad.implicit._linear_algorithms import LU, Product, cg_and_curvature, gmres, norm, normal_cg
 from fullgrad.implicit._vectors import flat, gradient, unflat
 
@@ -25,16 +24,14 @@ def check_linear_solve(name: str, value: Any) -> None:
 
 class LinearSolve:
     """How linear equations with a matrix A, the Jacobian of an equation, are solved: the choice, the call, and a look at what it
-    leaves. The numbers are plain tensors with a batch in front.
-
-    ``gradients(leading, point)`` returns tensors z and the function of a vector that multiplies it with the transpose of A.
-    ``method`` solves the equations, and if that is None and there are many unknowns, ``otherwise`` does.
+    leaves. The numbers are plain tensors with a batch in front. ``method`` solves the equations, and if that is None and there
+    are many unknowns, ``otherwise`` does.
     """
 
     matrix = "the Jacobian of the equation by its solution"  # in messages
 
-    def __init__(self, label: str, gradients: Callable[..., Any], method: Any, otherwise: str, tol: float | None) -> None:
-        self.label, self.gradients, self.method, self.otherwise, self.tol = label, gradients, method, otherwise, tol
+    def __init__(self, label: str, method: Any, otherwise: str, tol: float | None) -> None:
+        self.label, self.method, self.otherwise, self.tol = label, method, otherwise, tol
         self.factors: tuple[Any, Tensors, LU] | None = None
 
     def method_for(self, n: int) -> Any:
@@ -42,14 +39,14 @@ class LinearSolve:
         return self.method or ("dense" if n <= DENSE else self.otherwise)
 
     @torch.no_grad()
-    def solved(self, is_transposed: bool, b: Tensor, *point: Tensor) -> Result:
-        """The solution w of ``A w = b`` or ``A.mT w = b``."""
-        if not b.numel():
-            return Result(torch.zeros_like(b))
+    def solved(self, b: Tensor, is_transposed: bool, z: Tensors, residual: Tensor, point: Tensors) -> Tensor:
+        """The solution w of ``A w = b`` or ``A.mT w = b``, where A is the derivative of a residual with respect to z by its
+        graph. It is the same as long as the tensors of the point are.
+        """
         own = torch.promote_types(b.dtype, torch.float32)
         right, n = b.to(own), b.shape[-1]
         method = self.method_for(n)
-        back, ahead = self._products(b, point)
+        back, ahead = _products(b, z, residual)
         if method == "dense":
             w = self._lu(back, right, point).solve(right, is_transposed)
         else:
@@ -63,26 +60,7 @@ class LinearSolve:
                 solver: Any = gmres if method == "gmres" else method
                 w = solver(matvec, right)
             self._check(method, matvec, w, right, b.dtype, indefinite)
-        return Result(w.to(b.dtype))
-
-    def _products(self, b: Tensor, point: Tensors) -> tuple[Product, Product]:
-        """The products with the transpose and with A. The residual is computed once."""
-        leading = b.ndim - 1
-        z, pull = self.gradients(leading, point)
-
-        @functools.cache
-        def push() -> Callable[..., Sequence[Tensor]]:
-            with torch.inference_mode(False), torch.enable_grad():
-                w = torch.zeros_like(b).requires_grad_()
-                return gradient(pull([w], create_graph=True), [w])
-
-        def back(w: Tensor) -> Tensor:
-            return flat(pull([w.to(b.dtype)]), leading).to(w.dtype)
-
-        def ahead(w: Tensor) -> Tensor:
-            return push()(unflat(w.to(b.dtype), z, leading))[0].to(w.dtype)
-
-        return back, ahead
+        return w.to(b.dtype)
 
     def _lu(self, back: Product, b: Tensor, point: Tensors) -> LU:
         """The factors of A, made once for a point."""
@@ -125,6 +103,25 @@ class LinearSolve:
                 f"linear equations{sample_of(large)}.",
                 RuntimeWarning,
             )
+
+
+def _products(b: Tensor, z: Tensors, residual: Tensor) -> tuple[Product, Product]:
+    """The products of vectors like b with the transpose of the derivative of a residual with respect to z, and with itself."""
+    leading, pull = b.ndim - 1, gradient([residual], z)
+
+    @functools.cache
+    def push() -> Callable[..., Sequence[Tensor]]:
+        with torch.inference_mode(False), torch.enable_grad():
+            w = torch.zeros_like(b).requires_grad_()
+            return gradient(pull([w], create_graph=True), [w])
+
+    def back(w: Tensor) -> Tensor:
+        return flat(pull([w.to(b.dtype)]), leading).to(w.dtype)
+
+    def ahead(w: Tensor) -> Tensor:
+        return push()(unflat(w.to(b.dtype), z, leading))[0].to(w.dtype)
+
+    return back, ahead
 
 
 def _name(method: Any) -> str:

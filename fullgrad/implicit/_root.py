@@ -10,6 +10,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import is_differentiating, is_traced, pytree
 from fullgrad._engine.call import Call, Result
+from fullgrad._engine.checks import check_pair
 from fullgrad._engine.closure import Closure
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.values import METHODS, values_by
@@ -278,9 +279,8 @@ class Solution:
 
         def run(function: Callable[..., Any], *given: Tensor) -> Result:
             found = self.call.run(lambda *args: function(*args[:-1], **args[-1]), given)
-            if owner.has_aux and (not isinstance(found, tuple) or len(found) != 2):
-                raise TypeError(f"{self.label}: `has_aux` says that the solver returns a pair, got {type(found).__name__}.")
-            solution, aux = found if owner.has_aux else (found, None)
+            label = f"{self.label}: by `has_aux` the solver"
+            solution, aux = check_pair(label, "(solution, aux)", found) if owner.has_aux else (found, None)
             result = Result((like_init(self.label, solution, self.init, given[: self.count]), aux), self.label)
             result.tensors = [y.clone() if y.is_inference() else y.detach() for y in result.tensors]
             return result

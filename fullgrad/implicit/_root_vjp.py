@@ -19,6 +19,7 @@ from fullgrad.implicit._linear_solve import check_linear_solve
 from fullgrad.implicit._residual import Stated, by_equation, left_of_root
 
 
+@one_node
 def root_vjp(
     f: Callable[..., Any],
     solution: Any,
@@ -63,11 +64,6 @@ def root_vjp(
 
     Source: ``jaxopt.implicit_diff.root_vjp``.
     """
-    return _root_vjp(f, solution, args, cotangent, linear_solve, tol)
-
-
-@one_node
-def _root_vjp(f: Any, solution: Any, args: Any, cotangent: Any, linear_solve: Any, tol: float | None) -> tuple[Any, ...]:
     label = "implicit.root_vjp"
     by, z, v, known = _derivative(label, f, solution, args, linear_solve, tol)
     found = known.solution.flattened(cotangent, f"{label}: `cotangent`")
@@ -78,6 +74,7 @@ def _root_vjp(f: Any, solution: Any, args: Any, cotangent: Any, linear_solve: An
     return known.call.beside([*z, *scattered(known.count, tuple(where), pulled)])[1:-1]
 
 
+@one_node
 def root_jvp(
     f: Callable[..., Any],
     solution: Any,
@@ -119,11 +116,6 @@ def root_jvp(
 
     Source: ``jaxopt.implicit_diff.root_jvp``.
     """
-    return _root_jvp(f, solution, args, tangents, linear_solve, tol)
-
-
-@one_node
-def _root_jvp(f: Any, solution: Any, args: Any, tangents: Any, linear_solve: Any, tol: float | None) -> Any:
     label = "implicit.root_jvp"
     by, z, v, known = _derivative(label, f, solution, args, linear_solve, tol)
     if not isinstance(tangents, (tuple, list)) or len(tangents) != len(args):
@@ -173,4 +165,4 @@ def _derivative(
 
 
 def _like(label: str, t: Any, x: Tensor) -> Tensor:
-    return torch.zeros_like(x) if t is None else check_like(label, "argument", t, x.shape, x.dtype)
+    return torch.zeros_like(x) if t is None else check_like(label, "its argument", t, x.shape, x.dtype)

@@ -114,7 +114,9 @@ def test_errors():
         fullgrad.linear_map(by_torch, by_torch, vmap_method="loop")
     with pytest.raises(TypeError, match=r"floating or complex tensor, got dtype torch.int64"):
         MAPS["map"](torch.arange(3))
-    with pytest.raises(ValueError, match=r"`transpose` must return the shape .*\(3,\), got \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"`transpose`: its result must have the shape of the argument of `apply`, \(3,\), got \(2,\)"
+    ):
         grad(lambda x: fullgrad.linear_map(by_torch, lambda g: g)(x).sum())(X[0])
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
     with pytest.raises(RuntimeError, match="`apply` captures a tensor that requires a gradient"):

@@ -95,9 +95,9 @@ def test_compiled_code_refuses_other_tensors():
 
 
 BAD = [
-    (lambda g: g.sum(), ValueError, r"`f` must return the shape of the gradient, \(3, 2\), got shape \(\)"),
-    (lambda g: None, TypeError, "`f` must return a tensor, got a value of type NoneType"),
-    (lambda g: g.float(), TypeError, "`f` must return the dtype of the gradient, torch.float64, got torch.float32"),
+    (lambda g: g.sum(), ValueError, r"the result of `f` must have the shape of the gradient, \(3, 2\), got \(\)"),
+    (lambda g: None, TypeError, "the result of `f` must be a tensor, got a value of type NoneType"),
+    (lambda g: g.float(), TypeError, "the result of `f` must have the dtype of the gradient, torch.float64, got torch.float32"),
     (lambda g: g.mul_(2), RuntimeError, "changes an argument in place"),
     (3, TypeError, "`f` must be a function, got a value of type int"),
 ]

@@ -568,7 +568,11 @@ ERRORS = {
         TypeError,
         "must be a real scalar tensor, as it is the objective",
     ),
-    "aux": (lambda: implicit.root(lambda z, x: z, has_aux=True)(lambda init, x: x)(None, X[0]), TypeError, "`has_aux` says"),
+    "aux": (
+        lambda: implicit.root(lambda z, x: z, has_aux=True)(lambda init, x: x)(None, X[0]),
+        TypeError,
+        "by `has_aux` the solver must return the pair",
+    ),
     "in place": (
         lambda: implicit.root(lambda z, x: z)(lambda init, x: x.zero_())(None, X[0].clone()),
         RuntimeError,

@@ -91,6 +91,8 @@ def order_statistics():
         yield f"rank_st {method}", lambda x, dim, o=options: fullgrad.rank_st(x, dim, descending=True, **o)
     for mode in ("smooth", "c0", "c1", "c2", "laplace"):
         yield f"rank sigmoid {mode}", lambda x, dim, m=mode: soft.rank(x, dim, method="sigmoid", mode=m)
+    for mode in ("smooth", "c0"):  # rows up to `gpu.LONGEST_OF_SQUARES`
+        yield f"rank fast_soft_sort {mode}", lambda x, dim, m=mode: soft.rank(x, dim, method="fast_soft_sort", mode=m)
     yield "rank sigmoid descending", lambda x, dim: soft.rank(x, dim, method="sigmoid", descending=True)
 
 

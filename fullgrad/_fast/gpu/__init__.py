@@ -13,7 +13,7 @@ order, and those with respect to a softness, are those of the formulas.
 """
 
 import functools
-import importlib.util
+import importlib
 import os
 import warnings
 from typing import Any
@@ -55,7 +55,9 @@ def is_served(x: Any, n: int, longest: int = LONGEST) -> bool:
 
 @functools.cache
 def _has_triton() -> bool:
-    if importlib.util.find_spec("triton") is None:
+    try:
+        importlib.import_module("triton")
+    except ImportError:
         message = "fullgrad: Triton is not installed, so rows on a GPU take many kernels instead of one"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False

@@ -242,8 +242,7 @@ def run(
     if sorts and what != "jvp" and x.dtype != torch.float64 and n > 2:
         lib.launch(sorted_kernel, rows, n, x, [*v, x][0], outs[0], *numbers, **options)
         return outs[0]
-    options |= {"METHOD": method, "MODE": mode, "WEIGHTS": weights, "STANDARDIZE": standardize, "SHARES": SHARES}
-    options["ACC"] = lib.accumulator(x)
+    options |= {"METHOD": method, "MODE": mode, "WEIGHTS": weights, "STANDARDIZE": standardize, "ACC": lib.accumulator(x)}
     phases, scratch = [0], x
     if LONG <= n and rows < multiprocessors(x) and what != "jvp" and method != "largest":
         neural, ranked, vjp = method == "neuralsort", rank and method != "softsort", what == "vjp"
@@ -253,5 +252,5 @@ def run(
     for phase in phases:
         alone = phase in (0, 5) or (mix is not None and (what, phase) == ("value", 2))
         arguments = *[*v, x, x][:2], *given[:2], scratch, *numbers
-        lib.launch(pairs_kernel, rows, n, x, *arguments, shares=1 if alone else SHARES, PHASE=phase, **options)
+        lib.launch(pairs_kernel, rows, n, x, *arguments, shares=1 if alone else SHARES, PHASE=phase, SHARES=SHARES, **options)
     return outs[0] if len(outs) == 1 else outs

@@ -228,7 +228,8 @@ def test_a_number_that_learns(name):
             y, pull = torch.func.vjp(f, x, number)
             tangent = torch.func.jvp(f, (x, number), (g, torch.ones_like(number)))[1]
             samples = torch.vmap(torch.func.grad(lambda x, a: (f(x, a) * g[0]).sum(), (0, 1)), (0, None))(x, number.flatten()[:1])
-            return *pull(g), tangent, y, *samples
+            second = torch.func.jacfwd(torch.func.grad(lambda a: (f(x[:1], a) * g[:1]).sum()))(number.flatten()[0])
+            return *pull(g), tangent, y, *samples, second
 
         with launches() as kernels:
             found = gradients()

@@ -110,7 +110,7 @@ def check_part(part):
     )
     for i, name in enumerate(names[part::PROCESSES]):
         for n, dtype in ((16, torch.float32), (257, torch.float32), (33, (torch.float64, torch.bfloat16)[i % 2])):
-            if ARGS.interpret and n > 16:
+            if n > (16 if ARGS.interpret else gpu.LONGEST_OF_SQUARES if "fast_soft_sort" in name else n):
                 continue
             full = f"{name}, rows of {n}, {dtype}"
             with case("check", full, ARGS.budget - CHECKING) as fits:
@@ -250,8 +250,9 @@ def entries():
             f"rank {method}",
             lambda x, m=method: soft.rank(x, -1, method=m),
             ("rank", method),
-            torchsort if method == "neuralsort" else None,
+            None,
         )
+    yield "rank fast_soft_sort", lambda x: soft.rank(x, -1, method="fast_soft_sort"), None, torchsort
 
 
 def shown(result):

@@ -132,10 +132,10 @@ class Recomputed(Function):
 
     @classmethod
     def vjp(cls, ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = saved_inputs(ctx)
+        inputs, g = saved_inputs(ctx), cotangents
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad) if needed])
         found: list[Tensor] = []
-        for v in pulled_back(cls.relaxed, inputs, where, cotangents if len(cotangents) > 1 else cotangents[0]):
+        for v in pulled_back(cls.relaxed, inputs, where, g[0] if len(g) == 1 else g):
             # A sum gives one gradient to both its terms, and autograd may change it in place.
             found.append(v.clone() if any(is_alias_of(v, other) for other in found) else v)
         parts = iter(found)

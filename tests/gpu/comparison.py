@@ -14,6 +14,8 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # In units of the largest number of a row, or as many times the formula's own error in that dtype.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 TIMES = 4
+# What makes the host wait for a device.
+WAITS = {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero"}
 
 
 @contextlib.contextmanager
@@ -29,21 +31,19 @@ def formulas():
 @contextlib.contextmanager
 def launches(run=True):
     """A list with the kernel of each launch in the block; without ``run`` they are counted alone."""
-    found, modules = [], [importlib.import_module(f"fullgrad._fast.gpu.{name}") for name in gpu.MODULES]
-    before = [module.launch for module in modules]
+    rows = importlib.import_module("fullgrad._fast.gpu.rows")  # which imports Triton
+    found, before = [], rows.launch
 
     def launch(kernel, *args, **constants):
         found.append(kernel)
         if run:
-            before[0](kernel, *args, **constants)
+            before(kernel, *args, **constants)
 
-    for module in modules:
-        module.launch = launch
+    rows.launch = launch
     try:
         yield found
     finally:
-        for module, original in zip(modules, before, strict=True):
-            module.launch = original
+        rows.launch = before
 
 
 def _k(x, dim, k=3):
@@ -91,6 +91,8 @@ def order_statistics():
         yield f"rank_st {method}", lambda x, dim, o=options: fullgrad.rank_st(x, dim, descending=True, **o)
     for mode in ("smooth", "c0", "c1", "c2", "laplace"):
         yield f"rank sigmoid {mode}", lambda x, dim, m=mode: soft.rank(x, dim, method="sigmoid", mode=m)
+    for mode in ("smooth", "c0"):  # rows up to `gpu.LONGEST_OF_SQUARES`
+        yield f"rank fast_soft_sort {mode}", lambda x, dim, m=mode: soft.rank(x, dim, method="fast_soft_sort", mode=m)
     yield "rank sigmoid descending", lambda x, dim: soft.rank(x, dim, method="sigmoid", descending=True)
 
 

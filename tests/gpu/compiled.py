@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from fullgrad._fast.gpu import LONGEST_SORTED, pairs, sorted_rows, thresholds
+from fullgrad._fast.gpu import LONGEST_OF_PAIRS, isotonic, pairs, thresholds
 
 FOUND = pathlib.Path(__file__).with_name("compiled.json")
 TARGETS = (80, 90)
@@ -92,12 +92,31 @@ def kernels():
                     f"{output} {method} {mode} {what}{end}",
                     lambda x=x, shape=shape, w=what, v=v, o=options: pairs.run(x, shape, w, *v, **o),
                 )
-    for n in (32, LONGEST_SORTED):
+    for n, mode in ((32, "smooth"), (64, "c0"), (64, "smooth")):
+        x = torch.zeros(64, n)
+        yield f"isotonic {mode}, rows of {n}", lambda x=x, mode=mode: isotonic.run(x, x, mode)
+    # Few long rows: each phase.
+    multiprocessors, pairs.multiprocessors = pairs.multiprocessors, lambda x: 132
+    x = torch.zeros(64, 1000)
+    for method in ("neuralsort", "sigmoid"):
+        for what, v in (("value", ()), ("vjp", (x,))):
+            rank = {"method": method, "mode": "smooth", "softness": 0.1, "rank": True}
+            yield (
+                f"rank {method} smooth {what}, shared rows of 1000",
+                lambda x=x, w=what, v=v, o=rank: pairs.run(x, x.shape, w, *v, **o),
+            )
+    pairs.multiprocessors = multiprocessors
+    for n in (32, LONGEST_OF_PAIRS):
         x = torch.zeros(64, n)
         for rank in (n == 32,):
             for what, v in (("value", ()), ("vjp", (x,))):
                 name = f"{'rank' if rank else 'sort'} softsort by scans {what}, rows of {n}"
-                yield name, lambda x=x, w=what, v=v, rank=rank: sorted_rows.run(x, x.shape, w, *v, softness=0.1, rank=rank)
+                yield (
+                    name,
+                    lambda x=x, w=what, v=v, rank=rank: pairs.run(
+                        x, x.shape, w, *v, method="softsort", mode="smooth", softness=0.1, rank=rank
+                    ),
+                )
 
 
 def compile_all(target):
@@ -106,9 +125,9 @@ def compile_all(target):
     for name, call in kernels():
         with compiling(target) as made:
             call()
-        (kernel,) = made
-        assert kernel.metadata.target.arch == target
-        found[name] = resources(kernel)
+        for i, kernel in enumerate(made):
+            assert kernel.metadata.target.arch == target
+            found[f"{name}, launch {i + 1}" if len(made) > 1 else name] = resources(kernel)
     return {"triton": triton.__version__, "target": target, "kernels": found}
 
 

@@ -31,6 +31,7 @@ def make_fast() -> None:
         while distance < places.size:
             both = [numpy.roll(x, distance, self.axis) for x in found], found
             combined = self.combine_fn.fn(*[self.to_tensor(x, t) for part in both for x, t in zip(part, types, strict=True)])
+            combined = combined if isinstance(combined, tuple) else (combined,)
             found = [numpy.where(places < distance, x, y.handle.data) for x, y in zip(found, combined, strict=True)]
             distance *= 2
         return [self.to_tensor(x, t) for x, t in zip(found, types, strict=True)]

@@ -7,12 +7,16 @@ import torch
 import triton
 import triton.language as tl
 
-from fullgrad import soft
-from fullgrad._fast.gpu import LONGEST_SORTED, pairs, rows, sorted_rows, thresholds
+import fullgrad
+from fullgrad import losses, soft
+from fullgrad._fast.gpu import LONGEST_OF_PAIRS, LONGEST_OF_SQUARES, isotonic, pairs, rows, sorted_rows, thresholds
+from fullgrad.soft.order.kernels.isotonic import isotonic as isotonic_regression
 from tests.gpu.comparison import (
     DTYPES,
     FUNCTIONS,
     PROJECTIONS,
+    TOLERANCE,
+    WAITS,
     careful_rows,
     compare,
     error,
@@ -61,10 +65,74 @@ def test_rows_that_are_sorted_in_registers(name):
     whats = ("vjp",) if "_st" in name else ("value", "vjp")
     rows = torch.randn(2, 150)  # without ties, whose order is not that of the formula
     compare(name, FUNCTIONS[name], torch.stack([rows[0], rows[1] * 1e30, rows[1] / 0 * 0]), -1, torch.float32, whats)
-    compare(name, FUNCTIONS[name], torch.randn(2, LONGEST_SORTED - 1), -1, torch.float32, whats)
+    compare(name, FUNCTIONS[name], torch.randn(2, LONGEST_OF_PAIRS - 1), -1, torch.float32, whats)
     with launches() as kernels:
-        FUNCTIONS[name](torch.randn(1, LONGEST_SORTED + 1), -1)
+        FUNCTIONS[name](torch.randn(1, LONGEST_OF_PAIRS + 1), -1)
     assert not kernels
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("sort neuralsort smooth", 6), ("quantile neuralsort", 6), ("sort softsort c1", 3), ("rank neuralsort smooth", 8),
+     ("rank softsort c1", 5), ("rank sigmoid smooth", 4)],
+)  # fmt: skip
+def test_few_long_rows(name, count, monkeypatch):
+    """Rows that are fewer than multiprocessors are shared by several programs, whose sums are added in the next launch."""
+    monkeypatch.setattr(pairs, "multiprocessors", lambda x: 3)
+    monkeypatch.setattr(pairs, "SHARES", 3)
+    monkeypatch.setattr(pairs, "LONG", 2)
+    x = torch.randn(2, 14)
+    x[1] = (x[1] * 4).round() / 4
+    with launches() as kernels:
+        compare(name, FUNCTIONS[name], x, -1, torch.float32, ("value", "vjp"))
+    assert len(kernels) == count
+
+
+def falling_rows(n, scale):
+    """Rows that fall, with ties, constant ones, far from 0, with an infinity; and levels."""
+    u = (torch.randn(6, n, dtype=torch.float64) * scale).sort(-1, descending=True).values
+    u[1] = (u[1] * 2).round() / 2
+    u[2], u[3] = 0, u[3] + 1000
+    w = torch.linspace(1, 0, n, dtype=torch.float64).expand(6, n).clone()
+    w[4] = torch.randn(n, dtype=torch.float64).sort(descending=True).values
+    u[5, 0] = torch.inf
+    return u, w
+
+
+@pytest.mark.parametrize("mode", ["c0", "smooth"])
+@pytest.mark.parametrize("n", [1, 2, 5, 33, LONGEST_OF_SQUARES])
+def test_isotonic_regression(n, mode):
+    """The solution and its blocks are those of the formula, with ties and infinities."""
+    for scale in (0.3, 100.0):
+        for dtype in DTYPES[:2]:
+            u, w = (v.to(dtype) for v in falling_rows(n, scale))
+            with launches() as kernels:
+                t, first = isotonic_regression(u, w, mode)
+            with formulas():
+                expected, blocks = isotonic_regression(u, w, mode)
+            assert len(kernels) == 1
+            assert torch.equal(first, blocks)
+            assert error(t, expected, 6) < TOLERANCE[dtype] / 10
+
+
+@pytest.mark.parametrize("mode", ["c0", "smooth"])
+def test_what_isotonic_regression_computes(mode):
+    """Ranks, sorted values and losses by fast_soft_sort look at no number, and have the derivatives of the formulas."""
+    x, y = torch.randn(3, 9, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
+    options = {"method": "fast_soft_sort", "mode": mode}
+
+    def computed(x):
+        leaf = x.clone().requires_grad_()
+        values = soft.rank(leaf, -1, **options), soft.sort(leaf, -1, return_indices=False, **options).values
+        values = *values, fullgrad.rank_st(leaf, -1, **options), losses.spearman(leaf, y, **options)
+        return *values, *[torch.autograd.grad(v.square().sum(), leaf)[0] for v in values]
+
+    with launches() as kernels, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = computed(x)
+    assert kernels
+    assert not WAITS & {event.name for event in profile.events()}
+    with formulas():
+        assert all(map(close, found, computed(x)))
 
 
 def test_ranks_of_ties_in_longer_rows():
@@ -160,7 +228,8 @@ def test_a_number_that_learns(name):
             y, pull = torch.func.vjp(f, x, number)
             tangent = torch.func.jvp(f, (x, number), (g, torch.ones_like(number)))[1]
             samples = torch.vmap(torch.func.grad(lambda x, a: (f(x, a) * g[0]).sum(), (0, 1)), (0, None))(x, number.flatten()[:1])
-            return *pull(g), tangent, y, *samples
+            second = torch.func.jacfwd(torch.func.grad(lambda a: (f(x[:1], a) * g[:1]).sum()))(number.flatten()[0])
+            return *pull(g), tangent, y, *samples, second
 
         with launches() as kernels:
             found = gradients()
@@ -249,20 +318,48 @@ def _with_ties(z, h, q, m, q_apart, m_apart, next_z, next_h, next_q, next_m, nex
     return next_z, next_h, next_q + q, next_m + m, next_q_apart + q, next_m_apart + m
 
 
+@triton.jit
+def _of_the_first(v, parts, ok, size, SLOT: tl.constexpr, PHASE: tl.constexpr, END: tl.constexpr, SHARES: tl.constexpr):
+    if PHASE == END:
+        tl.store(parts + (SLOT * SHARES + tl.program_id(1)) * size, v, mask=ok)
+    elif PHASE > END:
+        v = tl.load(parts + SLOT * SHARES * size, mask=ok, other=0.0)
+    return v
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b)
+
+
 BROKEN = (
-    (thresholds, "link", _linked, "proj_simplex c2", "vjp"),
+    (rows, "link", _linked, "proj_simplex c2", "vjp"),
     (rows, "standardized", _unstandardized, "sort neuralsort smooth", "vjp"),
-    (thresholds, "curve", _curved, "proj_capped_simplex smooth", "vjp"),
+    (rows, "curve", _curved, "proj_capped_simplex smooth", "vjp"),
     (thresholds, "sharpened", _unsharpened, "entmax 1.75", "value"),
-    (thresholds, "row_sum", _unsummed, "normmax 2.0", "value"),
+    (rows, "row_sum", _unsummed, "normmax 2.0", "value"),
     (thresholds, "between", _first, "proj_capped_simplex c1", "value"),
-    (thresholds, "has_nan", _nan_is_lost, "sparsemax", "value"),
+    (rows, "has_nan", _nan_is_lost, "sparsemax", "value"),
     (pairs, "absolute_slope", _without_slope, "sort neuralsort smooth", "vjp"),
     (pairs, "weights", _weightless, "max softsort smooth", "vjp"),
-    (pairs, "curve", _curved, "rank sigmoid smooth", "jvp"),
+    (rows, "curve", _curved, "rank sigmoid smooth", "jvp"),
     (sorted_rows, "combine", _unshifted, "sort softsort smooth", "value"),
     (sorted_rows, "combine", _with_ties, "rank softsort smooth", "vjp"),
 )
+
+
+def test_a_broken_share_is_seen(monkeypatch):
+    """A program that reads the part of one program alone."""
+    monkeypatch.setattr(pairs, "added", _of_the_first)
+    with pytest.raises(AssertionError, match="off by"):
+        test_few_long_rows("rank sigmoid smooth", 4, monkeypatch)
+
+
+def test_a_broken_solution_is_seen(monkeypatch):
+    """Stretches whose smallest value is taken."""
+    monkeypatch.setattr(isotonic, "larger", _smaller)
+    with pytest.raises(AssertionError):
+        test_isotonic_regression(5, "c0")
 
 
 @pytest.mark.parametrize(("module", "function", "wrong", "name", "what"), BROKEN, ids=lambda v: getattr(v, "__name__", str(v)))

@@ -9,7 +9,7 @@ import torch
 import fullgrad
 from fullgrad import soft
 from fullgrad.soft.simplex._entmax import entmax_of
-from tests.gpu.comparison import launches
+from tests.gpu.comparison import WAITS, launches
 
 pytestmark = pytest.mark.short
 PAGE = pathlib.Path(__file__).parents[2] / "docs/kernels.md"
@@ -68,7 +68,6 @@ VIEWS = [
     "view_as",
     "detach",
 ]
-WAITS = {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"}
 
 
 def count(call):

@@ -28,14 +28,13 @@ INTERPRETED = SWITCH == "interpret"
 if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
-# The longest rows that registers hold; those whose pairs are compared, beyond which torch's sort costs less; and those that are
-# sorted in registers: a thread of 1,024 has four numbers and some 140 registers, one of 2,048 has 243 of the 255 that there are.
-LONGEST, LONGEST_OF_PAIRS, LONGEST_SORTED = 4096, 1024, 1024
+# The longest rows that registers hold; and those whose pairs are compared, beyond which torch's sort costs less, or that are
+# sorted in registers: a thread of 1,024 has four numbers and some 140 registers, one of 2,048 has 243 of the 255 that there are;
+# and those of which registers hold a number for each pair.
+LONGEST, LONGEST_OF_PAIRS, LONGEST_OF_SQUARES = 4096, 1024, 64
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _failed: list[str] = []
-# The modules with kernels.
-MODULES = ("thresholds", "pairs", "sorted_rows")
 
 
 def is_served(x: Any, n: int, longest: int = LONGEST) -> bool:

@@ -8,8 +8,9 @@ from torch import Tensor
 from fullgrad._core.fast import on_gpu
 from fullgrad._core.recomputed import Recomputed, pulled_back, pushed_forward, saved_inputs
 from fullgrad._dispatch import is_tracing
-from fullgrad._fast.gpu import is_served, run
+from fullgrad._fast.gpu import LONGEST_OF_SQUARES, is_served, run
 from fullgrad.soft.order._numbers import POWERS
+from fullgrad.soft.order.kernels.isotonic import isotonic
 from fullgrad.soft.order.kernels.threshold import simplex_excess
 from fullgrad.soft.order.projections.simplex import simplex_of
 from fullgrad.soft.simplex._capped_simplex import capped_of
@@ -128,27 +129,22 @@ def _topk_mask(x: Tensor, softness: Any, k: int, mode: str) -> Any:
 # The formulas of larger ones: compiled code, losses, order statistics, derivatives of a higher order.
 
 
-@on_gpu(simplex_excess)
-def _simplex_excess(v: Tensor, power: int) -> Any:
-    return run("thresholds", v, "excess", 0.0, "simplex", f"c{power - 1}") if is_served(v, v.shape[-1]) else NotImplemented
+@on_gpu(isotonic)
+def _isotonic(u: Tensor, w: Tensor, mode: str) -> Any:
+    is_short = mode in ("c0", "smooth") and is_served(u, u.shape[-1], LONGEST_OF_SQUARES)
+    return run("isotonic", u, w, mode) if is_short else NotImplemented
 
 
-@on_gpu(entmax_weights)
-@on_gpu(entmax_weights_by_number)
-def _entmax_weights(x: Tensor, a: Any) -> Any:
-    return run("thresholds", x, "value", a, "entmax") if is_served(x, x.shape[-1]) else NotImplemented
+def _part(what: str, family: str) -> Callable[..., Any]:
+    def by_kernel(x: Tensor, a: Any, mode: str = "") -> Any:
+        return run("thresholds", x, what, a, family, mode) if is_served(x, x.shape[-1]) else NotImplemented
+
+    return by_kernel
 
 
-@on_gpu(normmax_weights)
-def _normmax_weights(x: Tensor, a: Tensor) -> Any:
-    return run("thresholds", x, "value", a, "normmax") if is_served(x, x.shape[-1]) else NotImplemented
-
-
-@on_gpu(centered)
-def _centered(v: Tensor, k: Tensor, mode: str) -> Any:
-    return run("thresholds", v, "excess", k, "capped", mode) if is_served(v, v.shape[-1]) else NotImplemented
-
-
-@on_gpu(capped_simplex_pivot)
-def _pivot(x: Tensor, k: Tensor) -> Any:
-    return run("thresholds", x, "pivot", k, "capped") if is_served(x, x.shape[-1]) else NotImplemented
+on_gpu(simplex_excess)(lambda v, power: _part("excess", "simplex")(v, 0.0, f"c{power - 1}"))
+on_gpu(entmax_weights)(_part("value", "entmax"))
+on_gpu(entmax_weights_by_number)(_part("value", "entmax"))
+on_gpu(normmax_weights)(_part("value", "normmax"))
+on_gpu(centered)(_part("excess", "capped"))
+on_gpu(capped_simplex_pivot)(_part("pivot", "capped"))

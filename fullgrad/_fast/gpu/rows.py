@@ -9,13 +9,14 @@ _TILE = 128
 _INTERPRETED = triton.knobs.runtime.interpret
 
 
-def launch(kernel, rows: int, n: int, *args, **constants) -> None:
-    """Run a kernel on R rows of N >= n columns for each program: by a rule, without autotuning."""
+def launch(kernel, rows: int, n: int, *args, shares: int = 1, **constants) -> None:
+    """Run a kernel on R rows of N >= n columns for each program, or each ``shares`` of them: by a rule, without autotuning."""
     columns = triton.next_power_of_2(n)
     count, warps = max(1, _TILE // columns), min(8, max(1, columns // _TILE))
     if _INTERPRETED:  # where a program costs most
         count = min(16 if columns < 64 else 32, triton.next_power_of_2(rows))
-    kernel[(triton.cdiv(rows, count),)](*args, rows, n, **constants, R=count, N=columns, num_warps=warps, enable_fp_fusion=True)
+    constants = {"R": count, "N": columns, "num_warps": warps, "enable_fp_fusion": True} | constants
+    kernel[triton.cdiv(rows, constants["R"]), shares](*args, rows, n, **constants)
 
 
 def accumulator(x: torch.Tensor):

@@ -8,19 +8,7 @@ gathered: `tl.gather` keeps a row in one warp, and on rows of 512 it spills hund
 import triton
 import triton.language as tl
 
-from fullgrad._fast.gpu.rows import (
-    as_number,
-    compared,
-    launch,
-    moved,
-    ordered,
-    places,
-    row_max,
-    row_sum,
-    statistics,
-    summed,
-    unit_of,
-)
+from fullgrad._fast.gpu import rows as lib
 
 
 @triton.jit
@@ -50,23 +38,23 @@ def sorted_kernel(
     HARD: tl.constexpr, MIXED: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """`pairs_kernel` for softsort, smooth and standardized, in float32: the value or its derivative ("vjp")."""
-    r, k, ok = places(rows, n, R, N)
-    s, inf = as_number(scale, tl.float32), float("inf")
+    r, k, ok = lib.places(rows, n, R, N)
+    s, inf = lib.as_number(scale, tl.float32), float("inf")
     own = tl.load(x + r * n + k, mask=ok, other=0.0).to(tl.float32) * SIGN
     own = tl.where(own == 0, 0.0, own)  # one zero: equal numbers keep their order
-    key = (ordered(own.to(tl.int32, bitcast=True), tl.int32).to(tl.int64) << 32) | k
+    key = (lib.ordered(own.to(tl.int32, bitcast=True), tl.int32).to(tl.int64) << 32) | k
     key = tl.sort(tl.where(ok, key, 0x7FFFFFFFFFFFFFFF), 1)
     index = (key & 0x7FFFFFFF).to(tl.int32)
-    own = tl.where(ok, ordered((key >> 32).to(tl.int32), tl.int32).to(tl.float32, bitcast=True), 0.0)
-    finite, low, high, stats = statistics(own, ok, True)
-    h, center = summed(own, finite, low, high, stats, HARD, True)
-    z, standard, slope_of_z = compared(own, stats, True)
+    own = tl.where(ok, lib.ordered((key >> 32).to(tl.int32), tl.int32).to(tl.float32, bitcast=True), 0.0)
+    finite, low, high, stats = lib.statistics(own, ok, True)
+    h, center = lib.summed(own, finite, low, high, stats, HARD, True)
+    z, standard, slope_of_z = lib.compared(own, stats, True)
     place = k + tl.zeros_like(index)
     spot = index if RANK else (n - 1 - place if DESCENDING else place) - first
     here, at = ok & (spot >= 0) & (spot < count), r if MIXED else r * count + spot
-    part = tl.where(spot == 0, 1 - as_number(mix, tl.float32), as_number(mix, tl.float32)) if MIXED else 1.0
+    part = tl.where(spot == 0, 1 - lib.as_number(mix, tl.float32), lib.as_number(mix, tl.float32)) if MIXED else 1.0
     # An infinite value is that of all places; its row has no gradient.
-    above, below = row_max(tl.where(ok & (own == inf), 1, 0)) > 0, row_max(tl.where(ok & (own == -inf), 1, 0)) > 0
+    above, below = lib.row_max(tl.where(ok & (own == inf), 1, 0)) > 0, lib.row_max(tl.where(ok & (own == -inf), 1, 0)) > 0
     infinite = above | below
     if RANK:
         h = (place + 1).to(tl.float32)
@@ -85,30 +73,18 @@ def sorted_kernel(
                 y = tl.where(above & below, float("nan"), tl.where(above, inf, tl.where(below, -inf, y)))
         y = tl.where(stats[0] == stats[0], y, float("nan"))
         if MIXED:
-            tl.store(out + r, row_sum(tl.where(here, y * part, 0.0)), mask=row_max(ok.to(tl.int32)) > 0)
+            tl.store(out + r, lib.row_sum(tl.where(here, y * part, 0.0)), mask=lib.row_max(ok.to(tl.int32)) > 0)
         else:
             tl.store(out + at, y if RANK else y * SIGN, mask=here)
     else:
-        unit = tl.zeros_like(low) + 1 if RANK else unit_of(low, high)
+        unit = tl.zeros_like(low) + 1 if RANK else lib.unit_of(low, high)
         q = tl.load(v + at, mask=here, other=0.0).to(tl.float32) / unit * part / mass
         q_sum, _, _, m_apart = sums_of(at_scale, h, q, q * off)
         g_x = tl.zeros_like(z)
         if GATED:
             g_z = m_apart - q * (off_apart - off * mass_apart)
-            g_x = moved(g_z * s, finite, standard, slope_of_z, stats, True, True)
+            g_x = lib.moved(g_z * s, finite, standard, slope_of_z, stats, True, True)
         if not RANK:
             g_h = q_sum - q
             g_x += tl.where(finite, g_h, 0.0) if HARD else g_h
         tl.store(out + r * n + index, g_x * unit * (SIGN if RANK else 1), mask=ok)
-
-
-def run(
-    x, shape, what, *v, softness, first=0, count=None, rank=False, descending=False, sign=1, hard=False, gated=True, mix=None
-):
-    """`pairs.run` for what this file computes."""
-    (rows, n), count, out = x.shape, x.shape[1] if count is None else count, x.new_empty(shape)
-    options = {"WHAT": what, "RANK": rank, "SIGN": sign, "DESCENDING": descending, "GATED": gated, "HARD": hard}
-    numbers = 1 / max(softness, 1e-30), mix or 0.0, first, count
-    v = v[0].contiguous() if v else x
-    launch(sorted_kernel, rows, n, x, v, out, *numbers, **options, MIXED=mix is not None)
-    return out

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._fast.gpu import LONGEST, LONGEST_OF_PAIRS, LONGEST_SORTED, is_served, run
+from fullgrad._fast.gpu import LONGEST, LONGEST_OF_PAIRS, is_served, run
 from fullgrad.soft.order._operators.extremum import Extremum
 from fullgrad.soft.order._operators.quantile import Quantile, bracketing_indices
 from fullgrad.soft.order._operators.rank import Rank
@@ -46,12 +46,7 @@ class KernelForm:
         return found if found is NotImplemented else found.movedim(-1, self.dim)
 
     def _run(self, shape: Any, what: str, *v: Tensor) -> Any:
-        options, x = self.options, self.x.contiguous()
-        if what != "jvp" and options["mode"] == "smooth" and options["method"] == "softsort" and options["standardize"]:
-            some = {k: v for k, v in options.items() if k not in ("method", "mode", "standardize", "weights")}
-            if self.dtype != torch.float64 and not options.get("weights") and 2 < x.shape[-1] <= LONGEST_SORTED:
-                return run("sorted_rows", x, shape, what, *v, **some)
-        return run("pairs", x, shape, what, *v, **options)
+        return run("pairs", self.x.contiguous(), shape, what, *v, **self.options)
 
     def _returned(self, found: Any) -> Any:
         """Values and weights of places as the operator returns them."""

@@ -8,23 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fullgrad._fast.gpu.rows import (
-    accumulator,
-    any_of,
-    as_number,
-    curve,
-    expm1,
-    has_nan,
-    launch,
-    link,
-    log1p,
-    ordered,
-    places,
-    positive,
-    row_max,
-    row_sum,
-    simplex_threshold,
-)
+from fullgrad._fast.gpu import rows as lib
 
 # --- With an exponent ---------------------------------------------------------------------------------------------------
 
@@ -34,7 +18,7 @@ def entmax(x, theta, a):
     """The weights p of entmax, which sum to 1, minus the slope of the sum, which is p^(1 - a), and p."""
     z = x - theta
     base = tl.maximum(a * z, -1.0)
-    p = tl.where(base > -1, tl.exp(tl.where(a == 0, z, log1p(base) / tl.where(a == 0, 1.0, a))), 0.0)
+    p = tl.where(base > -1, tl.exp(tl.where(a == 0, z, lib.log1p(base) / tl.where(a == 0, 1.0, a))), 0.0)
     return p, p / tl.maximum(base + 1, 1.2e-38), p
 
 
@@ -50,11 +34,11 @@ def normmax(x, theta, a):
 def exponent_threshold(x, a, n, FAMILY: tl.constexpr):
     """The threshold at which the norm of a sum is 1, of rows whose largest element is 0; the bracket is halved where it shrinks
     too slowly."""
-    zero = tl.zeros_like(row_max(x)) + a * 0
+    zero = tl.zeros_like(lib.row_max(x)) + a * 0
     log_n = tl.log(zero + n)
     if FAMILY == entmax:
         e, low = a + zero, zero
-        high = tl.where(e == 0, log_n, -expm1(-e * log_n) / tl.where(e == 0, 1.0, e))
+        high = tl.where(e == 0, log_n, -lib.expm1(-e * log_n) / tl.where(e == 0, 1.0, e))
     else:
         e, low = a / (1 + a) + zero, zero - 1
         high = -tl.exp(-e * log_n)
@@ -62,17 +46,17 @@ def exponent_threshold(x, a, n, FAMILY: tl.constexpr):
     theta, moves, steps = low, tl.full((), True, tl.int1), 0
     while moves & (steps < 100):
         p, w, _ = FAMILY(x, theta, a)
-        total, width = row_sum(p), high - low
+        total, width = lib.row_sum(p), high - low
         low, high = tl.where(total > 1, theta, low), tl.where(total > 1, high, tl.minimum(theta, high))
         log_total = tl.log(total)
-        step = total * tl.where(e == 0, log_total, -expm1(-e * log_total) / tl.where(e == 0, 1.0, e)) / row_sum(w)
+        step = total * tl.where(e == 0, log_total, -lib.expm1(-e * log_total) / tl.where(e == 0, 1.0, e)) / lib.row_sum(w)
         following = theta + step
         inside = (following >= low) & (following <= high)
         slow = (high - low > width / 2) & (steps > 8) & (steps % 2 == 1)
         following = tl.where(inside & (slow == 0), following, (low + high) / 2)
         off = tl.abs(total - 1) > 2 * eps  # below this, steps are of what the sum has rounded
         unfinished = (tl.abs(step) > eps * tl.maximum(tl.abs(theta), eps)) & off & (high > low)
-        theta, moves, steps = tl.where(unfinished, following, theta), any_of(unfinished), steps + 1
+        theta, moves, steps = tl.where(unfinished, following, theta), lib.any_of(unfinished), steps + 1
     return theta
 
 
@@ -82,9 +66,9 @@ def sharpened(p, z, a):
     large ones of a weight. What is missing goes to them by their slopes."""
     base, near = a * z + 1, 2.0**-49 if p.dtype == tl.float64 else 2.0**-20
     slope = tl.where(base > -near, tl.exp2(tl.log2(tl.maximum(base, near)) * (1 / tl.where(a > 1, a, 1.0) - 1)), 0.0)
-    share = slope / row_sum(slope)
+    share = slope / lib.row_sum(slope)
     for _ in tl.static_range(2):
-        p = tl.where(a > 1, tl.maximum(p + share * (1 - row_sum(p)), 0.0), p)
+        p = tl.where(a > 1, tl.maximum(p + share * (1 - lib.row_sum(p)), 0.0), p)
     return p
 
 
@@ -104,17 +88,17 @@ def by_exponent_of_entmax(p, w, a):
         series = series * s / j + 1
     f = tl.where(s < 1, -series / 2, (1 - tl.exp(s) + s) / tl.where(s < 1, 1.0, s * s))
     c = p * log_p * log_p * f
-    return c - w * (row_sum(c) / row_sum(w))
+    return c - w * (lib.row_sum(c) / lib.row_sum(w))
 
 
 @triton.jit
 def by_exponent_of_normmax(q, a):
     """The derivative of p = q / sum q with respect to a."""
     log_q = tl.log(tl.where(q > 0, q, 1.0))
-    total = row_sum(q)
-    theta = -row_sum(power(q, 1 + a) * log_q) / ((1 + a) * total)
+    total = lib.row_sum(q)
+    theta = -lib.row_sum(power(q, 1 + a) * log_q) / ((1 + a) * total)
     d = -(q * log_q + power(q, 1 - a) * theta) / a
-    return (d - q / total * row_sum(d)) / total
+    return (d - q / total * lib.row_sum(d)) / total
 
 
 # --- The capped simplex -------------------------------------------------------------------------------------------------
@@ -125,16 +109,16 @@ def between(x, ok, count, n, INT: tl.constexpr):
     """The middle between the k-th largest element and the next for a whole k, else the one that is chosen in part: by bisection
     of the bits, exactly."""
     BITS: tl.constexpr = 32 if INT == tl.int32 else 64
-    key = ordered(x.to(INT, bitcast=True), INT)
+    key = lib.ordered(x.to(INT, bitcast=True), INT)
     whole = tl.minimum(tl.floor(count), n).to(tl.int32)
     m = tl.where(count == tl.floor(count), tl.maximum(whole, 1), tl.minimum(whole + 1, n))
-    found = tl.where(row_sum(tl.where(ok & (key >= 0), 1, 0)) >= m, 0, -1 << (BITS - 1)).to(INT)
+    found = tl.where(lib.row_sum(tl.where(ok & (key >= 0), 1, 0)) >= m, 0, -1 << (BITS - 1)).to(INT)
     for b in range(BITS - 1):
         trial = found | (tl.full((), 1, INT) << (BITS - 2 - b))
-        found = tl.where(row_sum(tl.where(ok & (key >= trial), 1, 0)) >= m, trial, found)
-    first = ordered(found, INT).to(x.dtype, bitcast=True)
-    second = row_max(tl.where(ok & (key < found), x, -float("inf")))
-    second = tl.where(row_sum(tl.where(ok & (key >= found), 1, 0)) > m, first, second)
+        found = tl.where(lib.row_sum(tl.where(ok & (key >= trial), 1, 0)) >= m, trial, found)
+    first = lib.ordered(found, INT).to(x.dtype, bitcast=True)
+    second = lib.row_max(tl.where(ok & (key < found), x, -float("inf")))
+    second = tl.where(lib.row_sum(tl.where(ok & (key >= found), 1, 0)) > m, first, second)
     second = tl.where((second == -float("inf")) | (m >= n), first, second)
     return tl.where(count == tl.floor(count), first / 2 + second / 2, first)
 
@@ -145,14 +129,14 @@ def capped_threshold(x, ok, count, n, MODE: tl.constexpr):
     STRAIGHT: tl.constexpr = MODE == "smooth" or MODE == "laplace"
     reach = 800.0 if STRAIGHT else 5.0
     inf = float("inf")
-    low = -row_max(tl.where(ok & (tl.abs(x) < inf), -x, -inf)) - reach
-    high = row_max(tl.where(ok & (tl.abs(x) < inf), x, -inf)) + reach
+    low = -lib.row_max(tl.where(ok & (tl.abs(x) < inf), -x, -inf)) - reach
+    high = lib.row_max(tl.where(ok & (tl.abs(x) < inf), x, -inf)) + reach
     eps = 2.0**-52 if x.dtype == tl.float64 else 2.0**-23
     base = tl.log(count / (n - count))
     theta, moves, steps = tl.zeros_like(low), tl.full((), True, tl.int1), 0
     while moves & (steps < 100):
-        s, w = curve(x - theta, MODE)
-        total, slope = row_sum(tl.where(ok, s, 0.0)), row_sum(tl.where(ok, w, 0.0))
+        s, w = lib.curve(x - theta, MODE)
+        total, slope = lib.row_sum(tl.where(ok, s, 0.0)), lib.row_sum(tl.where(ok, w, 0.0))
         off = total - count
         low, high = tl.where(off > 0, theta, low), tl.where(off < 0, theta, high)
         step = off / slope
@@ -162,7 +146,7 @@ def capped_threshold(x, ok, count, n, MODE: tl.constexpr):
         inside = (following > low) & (following < high) & ((steps < 9) | (steps % 2 == 0))
         wrong = (tl.abs(off) > 4 * eps * tl.maximum(count, 1.0)) & (high - low > 2 * eps * tl.abs(theta))
         theta = tl.where(wrong, tl.where(inside, following, (low + high) / 2), theta)
-        moves, steps = any_of(wrong), steps + 1
+        moves, steps = lib.any_of(wrong), steps + 1
     return theta
 
 
@@ -181,20 +165,20 @@ def project_kernel(
     Each row has a number, an exponent less 1 or a count: the sum of one for all and, if it is ``OWN``, one in memory. ``scale``
     is 1 over the softness.
     """
-    r, k, ok = places(rows, n, R, N)
+    r, k, ok = lib.places(rows, n, R, N)
     inf, at = float("inf"), r * n + k
     x = tl.load(x + at, mask=ok, other=-inf).to(ACC)
-    a = as_number(number, ACC) + (tl.load(numbers + r * step).to(ACC) if OWN else tl.zeros_like(r).to(ACC))
-    s = as_number(scale, ACC)
+    a = lib.as_number(number, ACC) + (tl.load(numbers + r * step).to(ACC) if OWN else tl.zeros_like(r).to(ACC))
+    s = lib.as_number(scale, ACC)
     g = tl.load(v + at, mask=ok, other=0.0).to(ACC) if WHAT == "along" or WHAT == "both" else tl.zeros_like(x)
-    top = row_max(x)
-    answer = tl.where(has_nan(x) | (tl.abs(top) == inf), float("nan"), 0.0).to(ACC)
+    top = lib.row_max(x)
+    answer = tl.where(lib.has_nan(x) | (tl.abs(top) == inf), float("nan"), 0.0).to(ACC)
     if FAMILY == "simplex":
         x = (x - top) * s
-        t = x - simplex_threshold(x, top, MODE)
-        p, w = link(t, MODE)
+        t = x - lib.simplex_threshold(x, top, MODE)
+        p, w = lib.link(t, MODE)
         if WHAT == "excess":
-            p = positive(t)
+            p = lib.positive(t)
     elif FAMILY == "entmax":
         x = x - top
         theta = exponent_threshold(x, a, n, entmax)
@@ -205,52 +189,52 @@ def project_kernel(
         x = x - top
         theta = exponent_threshold(x, a, n, normmax)
         q = normmax(x, theta, a)[2]
-        total = row_sum(q)
+        total = lib.row_sum(q)
         p, w = q / total, power(q, 1 - a) / (a * total)
         of_number = by_exponent_of_normmax(q, a) if WHAT == "both" else w
     else:
         if FAMILY == "topk":  # plus infinity is chosen, the finite elements share the rest
             certain = x == inf
             x = tl.where(certain, -inf, x)
-            finite = row_sum(tl.where(ok & (x != -inf), 1.0, 0.0).to(ACC))
-            a = tl.minimum(positive(a - row_sum(tl.where(certain, 1.0, 0.0).to(ACC))), finite)
-            answer = tl.where(has_nan(x), float("nan"), 0.0).to(ACC)
+            finite = lib.row_sum(tl.where(ok & (x != -inf), 1.0, 0.0).to(ACC))
+            a = tl.minimum(lib.positive(a - lib.row_sum(tl.where(certain, 1.0, 0.0).to(ACC))), finite)
+            answer = tl.where(lib.has_nan(x), float("nan"), 0.0).to(ACC)
             x = tl.where(finite == 0, tl.where(ok, 0.0, -inf), x)
         else:
-            possible = row_sum(tl.where(ok & (x > -inf), 1.0, 0.0).to(ACC)) >= a
-            answer = tl.where(has_nan(x) | (top == inf) | (possible == 0), float("nan"), 0.0).to(ACC)
+            possible = lib.row_sum(tl.where(ok & (x > -inf), 1.0, 0.0).to(ACC)) >= a
+            answer = tl.where(lib.has_nan(x) | (top == inf) | (possible == 0), float("nan"), 0.0).to(ACC)
         pivot = between(x, ok, a, n, INT)
         z = (x - tl.where(tl.abs(pivot) == inf, 0.0, pivot)) * s
         z = z - capped_threshold(z, ok, a, n, MODE)
         z = tl.where(a <= 0, -inf, tl.where(a >= n, inf, z))
-        p, w = curve(z, MODE)
+        p, w = lib.curve(z, MODE)
         w = tl.where(ok & (tl.abs(z) < inf), w, 0.0)
         if WHAT == "excess":
             p = z
-        w = tl.where(row_sum(w) < (2.3e-308 if ACC == tl.float64 else 1.2e-38), 0.0, w)  # between gaps all derivatives are 0
-        total = row_sum(w)
+        w = tl.where(lib.row_sum(w) < (2.3e-308 if ACC == tl.float64 else 1.2e-38), 0.0, w)  # between gaps all derivatives are 0
+        total = lib.row_sum(w)
         total = tl.where(total == 0, 1.0, total)
         of_number = w / total
-    exists = row_max(ok.to(tl.int32)) > 0
+    exists = lib.row_max(ok.to(tl.int32)) > 0
     if WHAT == "value" or WHAT == "excess":
         tl.store(out + at, p + answer, mask=ok)
     elif WHAT == "pivot":
         tl.store(of_rows + r, pivot + answer, mask=exists)
     else:
         if FAMILY == "normmax":
-            e = w * (g - row_sum(p * g))
-            y = e - p * row_sum(e)
+            e = w * (g - lib.row_sum(p * g))
+            y = e - p * lib.row_sum(e)
         else:
-            y = w * (g - row_sum(w * g) / (total if FAMILY == "capped" or FAMILY == "topk" else row_sum(w)))
+            y = w * (g - lib.row_sum(w * g) / (total if FAMILY == "capped" or FAMILY == "topk" else lib.row_sum(w)))
         tl.store(out + at, y * s + answer, mask=ok)
         if WHAT == "both":
-            tl.store(of_rows + r, row_sum(of_number * g) + answer, mask=exists)
+            tl.store(of_rows + r, lib.row_sum(of_number * g) + answer, mask=exists)
 
 
 @triton.jit(do_not_specialize=["count", "rows"])
 def mask_kernel(indices, out, count, rows, n, R: tl.constexpr, N: tl.constexpr):
     """Ones at ``count`` places of each row, and zeros elsewhere."""
-    r, k, ok = places(rows, n, R, N)
+    r, k, ok = lib.places(rows, n, R, N)
     tl.store(out + r * n + k, 0.0, mask=ok)
     tl.debug_barrier()  # zeros come before ones
     chosen = ok & (k < count)
@@ -263,18 +247,16 @@ def run(x, what, a, family="", mode="c0", softness=1.0, v=None, more=0.0):
     n = x.shape[-1]
     if what == "mask":
         out = x.new_empty(x.shape)
-        launch(mask_kernel, x.numel() // n, n, a.contiguous(), out, a.shape[-1])
+        lib.launch(mask_kernel, x.numel() // n, n, a.contiguous(), out, a.shape[-1])
         return out
     own = isinstance(a, torch.Tensor)
     shape = torch.broadcast_shapes(x.shape, (*a.shape[:-1], 1)) if own else x.shape
     x = x.expand(shape).contiguous()
     v = x if v is None else v.expand(shape).contiguous()
-    numbers, step = x, 0
-    if own:
-        numbers, step = (a, 0) if a.numel() == 1 else (a.expand(*shape[:-1], 1).contiguous(), 1)
+    numbers, step = (x if not own else a, 0) if not own or a.numel() == 1 else (a.expand(*shape[:-1], 1).contiguous(), 1)
     out, of_rows = torch.empty_like(x), x.new_empty((*shape[:-1], 1))
     integer = tl.int64 if x.dtype == torch.float64 else tl.int32
-    options = {"WHAT": what, "FAMILY": family, "MODE": mode, "OWN": own, "INT": integer, "ACC": accumulator(x)}
+    options = {"WHAT": what, "FAMILY": family, "MODE": mode, "OWN": own, "INT": integer, "ACC": lib.accumulator(x)}
     number = more if own else a + more
-    launch(project_kernel, x.numel() // n, n, x, v, numbers, out, of_rows, step, number, 1 / max(softness, 1e-30), **options)
+    lib.launch(project_kernel, x.numel() // n, n, x, v, numbers, out, of_rows, step, number, 1 / max(softness, 1e-30), **options)
     return of_rows if what == "pivot" else (out, of_rows) if what == "both" else out

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import wide
 from fullgrad._dispatch import opaque
 from fullgrad.soft.order._numbers import POWERS, group_sums
@@ -53,6 +54,7 @@ def _like(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 
 
 @opaque("isotonic", fake=_like, reads_values=True)
+@replaceable
 def isotonic(u: Tensor, w: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """``u`` minus the solution, and for each element the place of the first one of its block.
 

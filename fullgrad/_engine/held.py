@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import dynamo_is_imported
+from fullgrad._dispatch import below_transforms, dynamo_is_imported, level_of
 from fullgrad._engine.names import ALL, CALLED, is_installed, is_library, names_in, reached_by
 
 _DEPTH = 8  # of objects in objects
@@ -111,6 +111,17 @@ def _reads_nothing(value: Any) -> bool:
     return all([v.__class__ is types.ModuleType and is_installed(v.__name__) for v in found])  # noqa: C419
 
 
+def _fold(module: nn.Module) -> None:
+    """Let a function that `torch.func.linearize` returned compute its constants now, and not in its first call: they would belong
+    to the transforms of that call, and be other tensors than before it.
+    """
+    if vars(module).get("has_folding_been_run") is False:
+        part = vars(module)["_modules"].get("const_subgraph_module")
+        constants = [*vars(part).values(), *part._buffers.values(), *part._parameters.values()] if part is not None else []
+        has_levels = any(level_of(t) for t in constants if isinstance(t, Tensor))
+        module.run_folding() if has_levels else below_transforms(module.run_folding)  # pyright: ignore
+
+
 class _Walk:
     """The places that were found, for code that reads attributes of some names, to which those of the code are added."""
 
@@ -172,6 +183,7 @@ class _Walk:
 
     def _module(self, module: nn.Module, depth: int) -> None:
         """The parameters, buffers, parts and attributes that code names; those of a module of torch, and whether it trains."""
+        _fold(module)
         kind = module.__class__
         is_torchs = is_library(kind.__module__)
         has_torchs_forward = kind.forward is not nn.Module.forward and is_library(getattr(kind.forward, "__module__", "") or "")

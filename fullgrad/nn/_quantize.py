@@ -35,6 +35,8 @@ _OF_SEVERAL = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
 
 Key = str | type[nn.Module]
 Bits = int | Callable[..., nn.Module] | None
+# The quantizers of a layer by the names of its weights, "input" and "output"; "bias" is there, as None, if it is rounded.
+Quantizers = dict[str, nn.Module | None]
 
 
 @explained
@@ -129,75 +131,35 @@ def quantize_(
 
     Source: Esser et al., https://arxiv.org/abs/1902.08153, for ``"mean"`` and ``learn``.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"quantize_: `model` must be a module, got a value of type {type(model).__name__}.")
-    for argument, bits in (("weights", weights), ("activations", activations), ("outputs", outputs)):
-        _check_bits(argument, bits)
-    checks.choice("quantize_", "method", method, METHODS)
-    if asymmetric and method == "mean":
-        raise ValueError(
-            "quantize_: `method` must not be 'mean' with `asymmetric`, which has no zero point; write 'max' or 'mse'."
-        )
-    if group_size is not None:
-        checks.integer_between("quantize_", "group_size", group_size, 1, 2**31)
-    if isinstance(skip, str):
-        raise TypeError(f"quantize_: `skip` must be names of layers, got {skip!r}; write [{skip!r}].")
-    for kind in layers:
-        if not isinstance(kind, type) or not issubclass(kind, _KNOWN):
-            raise TypeError(
-                "quantize_: `layers` must be classes of linear layers, convolutions, embeddings, RNNs or MultiheadAttention, got "
-                f"{kind!r}."
-            )
-    found = {name: m for name, m in model.named_modules() if isinstance(m, layers)}
-    for key in skip:
-        _check_key("skip", key, found)
-    chosen = {name: layer for name, layer in found.items() if not any(_fits(key, name, layer) for key in skip)}
-    if not chosen:
-        raise ValueError(
-            f"quantize_: `model` has no {', '.join(kind.__name__ for kind in layers)}{' but those of `skip`' * bool(skip)}."
-        )
+    _check_arguments(model, (("weights", weights), ("activations", activations), ("outputs", outputs)), skip, layers)
+    how = _How.checked(method, learn, asymmetric, group_size, state)
+    chosen, found = _chosen(model, layers, skip)
     for_weights = _by_layer("weights", weights, found, chosen)
     for_inputs = _by_layer("activations", activations, found, chosen, but=_EMBEDDINGS)
     for_outputs = _by_layer("outputs", outputs, found, chosen, but=_OF_SEVERAL)
     for name, layer in chosen.items():
         _check_layer(name or "model", layer, for_weights[name] is not None)
-    how = _How(method, learn, asymmetric, group_size, state)
-    wanted = {n: bits for n, bits in for_inputs.items() if bits is not None and not (dynamic and not callable(bits))}
-    inputs, results = _numbers(model, chosen, wanted, for_outputs, data, how)
-    made: list[tuple[nn.Module, dict[str, nn.Module | None]]] = []
+    observed = {n: bits for n, bits in for_inputs.items() if bits is not None and not (dynamic and not callable(bits))}
+    inputs, results = _numbers(model, chosen, observed, for_outputs, data, how)
+    made: list[tuple[nn.Module, Quantizers]] = []
     with torch.no_grad():
         for name, layer in chosen.items():
-            of, bits = repr(name or "model"), for_weights[name]
-            quantizers: dict[str, nn.Module | None] = {}
-            for weight in _weights_of(layer):
-                quantizers[weight] = _of_weight(f"the {weight} of {of}", layer, weight, bits, name, how)
+            of = repr(name or "model")
+            quantizers = _weight_quantizers(of, layer, for_weights[name], name, how)
             bits = for_inputs[name]
             if dynamic and isinstance(bits, int):
                 quantizers["input"] = DynamicQuantizer(bits, _input_dims(layer), asymmetric)
             else:
                 quantizers["input"] = _of_numbers(f"the input of {of}", InputQuantizer, inputs, bits, name, layer, how)
-            quantizers["output"] = _of_numbers(
-                f"the output of {of}", OutputQuantizer, results, for_outputs[name], name, layer, how
-            )
+            bits = for_outputs[name]
+            quantizers["output"] = _of_numbers(f"the output of {of}", OutputQuantizer, results, bits, name, layer, how)
             if biases and _is_rounded(of, layer, quantizers):
                 quantizers["bias"] = None
             if any(quantizer is not None for quantizer in quantizers.values()):
                 made.append((layer, quantizers))
     try:
         for layer, quantizers in made:
-            for weight, quantizer in quantizers.items():
-                if quantizer is not None:
-                    quantizer.train(layer.training)
-                if quantizer is not None and weight not in ("input", "output"):
-                    _check_quantized(quantizer, layer._parameters[weight])
-            names = tuple(n for n in quantizers if n not in ("input", "output"))
-            layer.__class__ = quantized_class(type(layer), names)
-            if isinstance(layer, nn.RNNBase):
-                take_rnn_weights(layer)
-            for weight, quantizer in quantizers.items():
-                if weight != "bias":
-                    layer.register_module(f"{weight}_quantizer", quantizer)
-            layer.register_forward_pre_hook(_no_fused_kernel)
+            _give(layer, quantizers)
         if state is not None:
             model.load_state_dict(state)
     except Exception:  # a module of the user does not fit the weight, or the state not the model
@@ -251,6 +213,69 @@ class _How(NamedTuple):
     asymmetric: bool
     group_size: int | None
     state: Mapping[str, Any] | None
+
+    @classmethod
+    def checked(
+        cls, method: str, learn: bool, asymmetric: bool, group_size: int | None, state: Mapping[str, Any] | None
+    ) -> "_How":
+        """Valid arguments of `quantize_`."""
+        checks.choice("quantize_", "method", method, METHODS)
+        if asymmetric and method == "mean":
+            raise ValueError(
+                "quantize_: `method` must not be 'mean' with `asymmetric`, which has no zero point; write 'max' or 'mse'."
+            )
+        if group_size is not None:
+            checks.integer_between("quantize_", "group_size", group_size, 1, 2**31)
+        return cls(method, learn, asymmetric, group_size, state)
+
+
+def _check_arguments(model: Any, bits: Sequence[tuple[str, Any]], skip: Any, layers: Iterable[Any]) -> None:
+    """A module, numbers of bits or functions, a list of keys, and classes that can be quantized."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quantize_: `model` must be a module, got a value of type {type(model).__name__}.")
+    for argument, value in bits:
+        _check_bits(argument, value)
+    if isinstance(skip, str):
+        raise TypeError(f"quantize_: `skip` must be names of layers, got {skip!r}; write [{skip!r}].")
+    for kind in layers:
+        if not isinstance(kind, type) or not issubclass(kind, _KNOWN):
+            raise TypeError(
+                "quantize_: `layers` must be classes of linear layers, convolutions, embeddings, RNNs or MultiheadAttention, got "
+                f"{kind!r}."
+            )
+
+
+def _chosen(
+    model: nn.Module, layers: tuple[type[nn.Module], ...], skip: Sequence[Key]
+) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """The layers that are quantized, and all of their classes, by name."""
+    found = {name: m for name, m in model.named_modules() if isinstance(m, layers)}
+    for key in skip:
+        _check_key("skip", key, found)
+    chosen = {name: layer for name, layer in found.items() if not any(_fits(key, name, layer) for key in skip)}
+    if not chosen:
+        raise ValueError(
+            f"quantize_: `model` has no {', '.join(kind.__name__ for kind in layers)}{' but those of `skip`' * bool(skip)}."
+        )
+    return chosen, found
+
+
+def _give(layer: nn.Module, quantizers: Quantizers) -> None:
+    """Give a layer its quantizers, and the class whose forward calls them."""
+    weights = {name: quantizer for name, quantizer in quantizers.items() if name not in ("input", "output")}
+    for quantizer in quantizers.values():
+        if quantizer is not None:
+            quantizer.train(layer.training)
+    for weight, quantizer in weights.items():
+        if quantizer is not None:
+            _check_quantized(quantizer, layer._parameters[weight])
+    layer.__class__ = quantized_class(type(layer), tuple(weights))
+    if isinstance(layer, nn.RNNBase):
+        take_rnn_weights(layer)
+    for name, quantizer in quantizers.items():
+        if name != "bias":
+            layer.register_module(f"{name}_quantizer", quantizer)
+    layer.register_forward_pre_hook(_no_fused_kernel)
 
 
 def _no_fused_kernel(layer: nn.Module, args: Any) -> None:
@@ -333,6 +358,11 @@ def _check_bits(argument: str, value: Any) -> None:
             _check_bits(argument, bits)
     elif value is not None and not callable(value):
         checks.integer_between("quantize_", argument, value, 2, 16)
+
+
+def _weight_quantizers(of: str, layer: nn.Module, bits: Any, layer_name: str, how: _How) -> Quantizers:
+    """The quantizers of all weights of a layer."""
+    return {name: _of_weight(f"the {name} of {of}", layer, name, bits, layer_name, how) for name in _weights_of(layer)}
 
 
 def _of_weight(what: str, layer: nn.Module, name: str, bits: Any, layer_name: str, how: _How) -> nn.Module | None:

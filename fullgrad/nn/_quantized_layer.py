@@ -2,11 +2,13 @@
 
 import copyreg
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn.utils.rnn import PackedSequence
 
 from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, rnn_names
@@ -35,13 +37,58 @@ class QuantizedLayer(nn.Module):
         """The forward of the layer, of its quantized inputs."""
         if self.input_quantizer is not None:
             args, kwargs = map_inputs(self, self.input_quantizer, args, kwargs)
-        y = super().forward(*args, **kwargs)
+        with _Call(self):
+            y = super().forward(*args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made where it is loaded; it has no name that pickle would find."""
         _, (_, *arguments), *rest = super().__reduce_ex__(max(2, int(protocol)))  # type: ignore[misc]
         return (_blank, (self._base, self._names, *arguments), *rest)
+
+
+class _Calls(threading.local):
+    """The forwards that run in a thread: what each layer has quantized in it, by the layer's identity and the weight's name."""
+
+    def __init__(self) -> None:
+        self.quantized: dict[int, dict[str, Tensor]] = {}
+
+
+_calls = _Calls()
+
+
+class _Call:
+    """A forward, in which each weight is quantized once, though forwards of torch ask for one several times, as for its dtype. In
+    compiled code nothing is kept: what is computed twice is one operation of the graph.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer, self.outer = id(layer), None
+
+    def __enter__(self) -> None:
+        if not is_dynamo_compiling():
+            self.outer = _calls.quantized.get(self.layer)
+            _calls.quantized[self.layer] = {}
+
+    def __exit__(self, *_: object) -> None:
+        if not is_dynamo_compiling():
+            del _calls.quantized[self.layer]
+            if self.outer is not None:
+                _calls.quantized[self.layer] = self.outer
+
+
+def _once_a_call(name: str, compute: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """The getter of a weight, which computes it once in a forward of the layer."""
+
+    def get(self: Any) -> Tensor:
+        known = None if is_dynamo_compiling() else _calls.quantized.get(id(self))
+        if known is None:
+            return compute(self)
+        if name not in known:
+            known[name] = compute(self)
+        return known[name]
+
+    return get
 
 
 def _plain(layer: nn.Module, name: str) -> Any:
@@ -58,7 +105,7 @@ def _quantized_weight(name: str) -> property:
         except AttributeError as error:  # for which `nn.Module` would return the parameter, which is not quantized
             raise RuntimeError(f"{type(self).__name__}: its `{name}_quantizer` raised AttributeError: {error}") from error
 
-    return property(get, _setter(name), doc="The weight in use.")
+    return property(_once_a_call(name, get), _setter(name), doc="The weight in use.")
 
 
 def _rounded_bias() -> property:

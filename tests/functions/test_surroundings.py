@@ -71,6 +71,30 @@ def test_closures_over_batched_tensors(name):
         torch.testing.assert_close(vmap(lambda w, of=of: of(op(w)))(weights), torch.stack([of(op(w)) for w in weights]))
 
 
+HOLDING = {
+    **{name: lambda push, of=of: of(push, lambda x: push(torch.ones_like(x))) for name, of in OPERATORS.items()},
+    "solve": lambda push: lambda x: push(push(implicit.solve(push, x))),
+    "finite_difference": lambda push: lambda x: fullgrad.blackbox.finite_difference(push, x),
+}
+FIRST = {
+    "backward": lambda f, x: torch.autograd.grad(f(leaf := x.clone().requires_grad_()).sum(), leaf)[0],
+    "grad": lambda f, x: grad(lambda x: f(x).sum())(x),
+    "jvp": lambda f, x: jvp(f, (x,), (torch.ones_like(x),))[1],
+    "vmap(grad)": lambda f, x: vmap(grad(lambda x: f(x).sum()))(x.expand(3, -1))[0],
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("name", HOLDING)
+def test_functions_of_linearize_whose_first_call_is_here(name, first):
+    """They compute constants in their first call, which belong to no transform of it, and do not count as changed by it."""
+    push = torch.func.linearize(torch.sin, X)[1]
+    op = HOLDING[name](push)
+    torch.testing.assert_close(FIRST[first](op, X), X.cos(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(FIRST["backward"](op, X), X.cos(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(op(X), X.cos() * X)
+
+
 def jacrev_at_x(f):
     return jacrev(f)(X)
 

@@ -339,3 +339,36 @@ def test_biases_without_a_weight_or_an_input_stay():
     integers = model[2].bias / (model[2].input_quantizer.scale * model[2].weight_quantizer.scale.flatten())
     torch.testing.assert_close(integers, integers.round(), rtol=0, atol=1e-2)
     assert fullgrad.nn.unquantize_(model)[2].bias is model[2]._parameters["bias"]
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU, nn.LSTMCell, nn.MultiheadAttention, nn.Linear, nn.Conv1d])
+def test_each_weight_is_quantized_once_a_call(kind):
+    """Forwards of torch ask for a weight several times; in the next call it is quantized again, and outside of calls, too."""
+    layer = kind(4, 4, 1) if kind is nn.Conv1d else kind(4, 4)
+    fullgrad.nn.quantize_(layer, activations=None, layers=(kind,))
+    quantizers = [m for name, m in layer.named_modules() if name.endswith("_quantizer")]
+    calls = []
+    for quantizer in quantizers:
+        quantizer.register_forward_hook(lambda *_: calls.append(1))
+    x = torch.randn(4, 4)
+    arguments = (x, x, x) if kind is nn.MultiheadAttention else (x,)
+    first, second = layer(*arguments), layer(*arguments)
+    torch.testing.assert_close(first, second)
+    assert quantizers
+    assert len(calls) == 2 * len(quantizers)
+    name = layer._names[0]
+    with torch.no_grad():
+        layer._parameters[name].mul_(2.0)
+    assert getattr(layer, name) is not getattr(layer, name)
+    assert len(calls) == 2 * len(quantizers) + 2
+
+
+def test_a_forward_that_raises_keeps_no_weight():
+    """After an error the weight is that of its parameter."""
+    layer = fullgrad.nn.quantize_(nn.LSTM(4, 4), activations=None, layers=(nn.LSTM,))
+    with pytest.raises(RuntimeError):
+        layer(torch.randn(3, 5))
+    before = layer.weight_hh_l0.detach().clone()
+    with torch.no_grad():
+        layer.original_weight_hh_l0.neg_()
+    torch.testing.assert_close(layer.weight_hh_l0, -before)

@@ -238,7 +238,7 @@ class _Reference:
     def _by_kernel(
         self, closure: Refusing, value: Any, like: Any, inputs: Sequence[Tensor], more: Sequence[Tensor], of_reference: Any
     ) -> Sequence[Tensor]:
-        """What a kernel computes from inputs and more tensors, with the derivative of what the reference computes from them."""
+        """The results of a kernel of inputs and more tensors, with the derivative of those that the reference has for them."""
 
         def again(*all: Tensor) -> Result:
             with self.captured.replay.again():

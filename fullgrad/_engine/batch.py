@@ -58,10 +58,7 @@ class Batch:
 
     def __init__(self, inner: Any, dims: Sequence[int | None], randomness: str) -> None:
         self.inner, self.method, self.dims, self.randomness = inner, inner.method, dims, randomness
-
-    def innermost(self) -> Any:
-        """The code of one sample."""
-        return self.inner.innermost()
+        self.sample = inner.sample  # the code of one sample
 
     def size(self, tensors: Tensors, leading: int = 0) -> int:
         """The size of the batch, which in a graph may change from call to call."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import to_opmath
-from fullgrad._dispatch import forward_mode_is_on, has_shape, level_of, transforms_active
+from fullgrad._dispatch import has_shape, is_differentiating, level_of
 from fullgrad._engine.call import Result
 from fullgrad._engine.changes import Surroundings
 from fullgrad._engine.closure import CAPTURED_BY_CODE, Closure
@@ -33,7 +33,7 @@ class Code:
             checks.function(name, "like", like)
         self.label, self.function, self.method, self.like = f"{name}: `{argument}`", function, method, like
         # Where nothing is, no derivative by a tensor that the code uses can be lost.
-        self.is_recorded = torch.is_grad_enabled() or transforms_active() or forward_mode_is_on()
+        self.is_recorded = is_differentiating()
         if not value_alone():
             self.later, self.closure = frozen(function), _Closure(self.label, function)
             self.surroundings = Surroundings(self.label, self.later)

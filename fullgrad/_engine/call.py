@@ -153,17 +153,17 @@ def hidden_tensors(value: Any, depth: int = 6, but: tuple[type, ...] = ()) -> It
     elif depth and not isinstance(value, (type, types.ModuleType, *but)):
         is_array = getattr(getattr(value, "dtype", None), "hasobject", False)  # of numpy, which tells nothing of its objects
         for item in value.flat if is_array else gc.get_referents(value):
-            if not (isinstance(item, dict) and "__spec__" in item):  # the globals of a function
+            if not (isinstance(item, dict) and ("__builtins__" in item or "__spec__" in item)):  # the globals of a function
                 yield from hidden_tensors(item, depth - 1, but)
 
 
-def refuse_hidden(label: str, leaves: Sequence[Any]) -> None:
+def refuse_hidden(label: str, leaves: Sequence[Any], but: tuple[type, ...] = (nn.Module,)) -> None:
     """Refuse objects among the leaves of a structure that hold tensors: no derivative would reach them."""
     for leaf in leaves:
-        if isinstance(leaf, (Tensor, nn.Module, *_PLAIN)):
+        if isinstance(leaf, (Tensor, *but, *_PLAIN)):
             continue
         # A generator may make tensors later.
-        if isinstance(leaf, types.GeneratorType) or any(True for _ in hidden_tensors(leaf, but=(nn.Module,))):
+        if isinstance(leaf, types.GeneratorType) or any(True for _ in hidden_tensors(leaf, but=but)):
             raise TypeError(
                 f"{label} a value of type {type(leaf).__name__}, which holds tensors that would lose their derivatives. Pass "
                 "tensors, or where structures are taken a tuple, list or dict of them, or a type that is registered by "

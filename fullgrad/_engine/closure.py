@@ -119,10 +119,6 @@ class Refusing(Captures):
         with mode, watching(mode):
             return function(*given)
 
-    def unchanged(self) -> contextlib.AbstractContextManager[Any]:
-        """A context for a call: there are no modules whose tensors it could change."""
-        return contextlib.nullcontext()
-
     @functools.cached_property
     def _of_compiled_code(self) -> list[Tensor] | None:
         """The tensors that the functions hold, if the user has compiled one of these."""

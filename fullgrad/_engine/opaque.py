@@ -78,6 +78,7 @@ class _Code:
         self.closure, self.method, self.function, self.shapes = closure, method, function, like
         self.count, self.draws = count, draws
         self.is_below = transforms_active()  # the transforms of the call
+        self.sample = self
         self.structure: Result | None = None  # of what it, or `like`, has returned; an operator returns tensors alone
 
     def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
@@ -105,10 +106,6 @@ class _Code:
             is_foreign = y.layout is torch.strided and not y.untyped_storage().resizable()  # memory of numpy, which may be reused
             own.append(clone_if_view(y.clone() if is_foreign or any(is_alias_of(y, t) for t in (*given, *own)) else y))
         return own
-
-    def innermost(self) -> "_Code":
-        """The code itself, which is of one sample."""
-        return self
 
     def like(self, tensors: Tensors) -> list[Tensor]:
         """Empty tensors of the shapes, dtypes and devices of the results."""

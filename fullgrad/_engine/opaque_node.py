@@ -17,7 +17,7 @@ _process, _count = uuid.uuid4().hex, itertools.count()
 
 
 def as_node(code: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-    inner = code.innermost()
+    inner = code.sample
     if is_exporting():  # a graph that another process loads holds the value alone, of code that can be traced
         try:
             return code.run(tensors)
@@ -63,7 +63,7 @@ def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
         results = code.run(tensors)
     if kinds and not (len(kinds) == len(results) and all(map(_is_kind, results, kinds))):
         raise RuntimeError(
-            f"{code.innermost().closure.name} was compiled for results of (shape, dtype) {kinds}, and returns "
+            f"{code.sample.closure.name} was compiled for results of (shape, dtype) {kinds}, and returns "
             f"{[_kind(y) for y in results]}. State them by `like`, a function of the same arguments that returns empty tensors "
             "like the result."
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
@@ -86,7 +86,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
         @staticmethod
         def forward(*inputs: Any) -> Tensor:
-            _check_others(label, [v for v in inputs if v.__class__ not in _CONSTANTS])
+            refuse_hidden(f"{label} takes no argument like", [v for v in inputs if v.__class__ not in _CONSTANTS], but=())
             guard(hard, soft)
             tensors = [v for v in inputs if isinstance(v, Tensor)]
             versions = versions_of(tensors)
@@ -126,17 +126,6 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
 
     StraightThroughOf.__name__ = StraightThroughOf.__qualname__ = name
     return StraightThroughOf
-
-
-def _check_others(label: str, others: list[Any]) -> None:
-    """Refuse arguments that hold tensors: no derivative would reach them."""
-    refuse_hidden(f"{label} takes no argument like", others)
-    for v in others:
-        if isinstance(v, nn.Module):
-            raise TypeError(
-                f"{label} takes no module as an argument, got a {type(v).__name__}, whose parameters would lose their "
-                "derivatives. Let `soft` capture it, or pass its parameters."
-            )
 
 
 def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:

@@ -184,7 +184,7 @@ class _Reference:
         """The gradients by `backward`, whose derivative is that of the reference's gradients."""
         m = self.inputs
         if self._uses_reference(self.owner.backward):
-            return scattered(len(inputs), tuple(range(m)), by_reference(self.again).pull(inputs[:m], cotangents, needs[:m]))
+            return [*by_reference(self.again).pull(inputs[:m], cotangents, needs[:m]), *[None] * (len(inputs) - m)]
         where = tuple([i for i, (floating, _, _) in enumerate(self.kinds) if floating and needs[i]])
         label = f"{self.owner.label}: `backward`"
 
@@ -238,13 +238,14 @@ class _Reference:
     def _by_kernel(
         self, closure: Refusing, value: Any, like: Any, inputs: Sequence[Tensor], more: Sequence[Tensor], of_reference: Any
     ) -> Sequence[Tensor]:
-        """What a kernel computes from inputs and more tensors, with the derivative of what the reference computes from them."""
+        """The results of a kernel of inputs and more tensors, with the derivative of those that the reference has for them."""
 
         def again(*all: Tensor) -> Result:
             with self.captured.replay.again():
                 return value(*all)
 
-        values, given = self._values(closure, again, like, [*inputs, *more]).release(), [*inputs[: self.inputs], *more]
+        given = [*inputs[: self.inputs], *more]
+        values = values_by(closure, self.owner.method, again, like, [*inputs, *more]).release()
         return declared(by_reference(of_reference), values, given) if is_differentiated(given) else values
 
     def _jvp(self, x: Sequence[Tensor], y: Sequence[Tensor], tangents: Maybe) -> list[Any]:
@@ -264,12 +265,8 @@ class _Reference:
         def like(*given: Tensor) -> Result:
             return Result(self._of(self.owner.like or self.owner.reference, *given))
 
-        return self._values(self.closure, functools.partial(value, self.owner.function), like, tensors)
-
-    def _values(self, closure: Closure | Refusing, value: Any, like: Any, tensors: Sequence[Tensor]) -> Result:
-        """The result of a kernel, called as `vmap_method` says."""
-        with closure.unchanged():
-            return values_by(closure, self.owner.method, value, like, tensors)
+        with self.closure.unchanged():
+            return values_by(self.closure, self.owner.method, functools.partial(value, self.owner.function), like, tensors)
 
     def _of(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         return self.call.run(lambda *args: function(*args[:-1], **args[-1]), tensors)

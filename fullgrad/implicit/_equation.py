@@ -16,7 +16,7 @@ from fullgrad._engine.opaque import opaque_values
 from fullgrad._engine.rule import Maybe, Rule, declared
 from fullgrad._engine.transpose import scattered, transpose, transposed
 from fullgrad.implicit._linear_solve import DENSE, LinearSolve, Tensors
-from fullgrad.implicit._vectors import flat, real, unflat
+from fullgrad.implicit._vectors import flat, unflat
 
 
 class ByEquation:
@@ -158,7 +158,7 @@ class Equation:
         """The derivative of f along tangents of the tensors of a point at ``where``."""
         z = point[: self.count]
         size = sum([t.numel() * (1 + t.dtype.is_complex) for t in z])  # not of a shape, which fixes a symbol
-        return transposed(self.back(where), point, [((size,), real(z[0]), z[0].device)])(*tangents)[0]
+        return transposed(self.back(where), point, [((size,), z[0].dtype.to_real(), z[0].device)])(*tangents)[0]
 
     def batched(self, leading: int) -> Callable[..., Tensor]:
         """The residual for tensors that have some dimensions more in front."""

@@ -19,7 +19,7 @@ from fullgrad.implicit._checks import check_solution, vector_of
 from fullgrad.implicit._equation import ByEquation, Equation, neumann
 from fullgrad.implicit._linear_algorithms import norm
 from fullgrad.implicit._linear_solve import Tensors, sample_of
-from fullgrad.implicit._vectors import flat, real
+from fullgrad.implicit._vectors import flat
 
 _STEP = 2.0**-7  # by how much of itself a solution is changed to see the scale of an equation
 # The left-hand side of an equation by the vector of the function's value, the tensors of the arguments, those of the solution
@@ -73,7 +73,7 @@ class _Residual:
         if self.left is not None:
             return self._again(*zv)
         pull = transpose(lambda *zv: [self._again(*zv)], zv, tuple(range(self.count)))
-        return flat(pull(zv[0].new_ones((), dtype=real(zv[0]))))
+        return flat(pull(zv[0].new_ones((), dtype=zv[0].dtype.to_real())))
 
     def _again(self, *zv: Tensor) -> Tensor:
         return self.captured.again(functools.partial(self._of, self.f), zv[: self.n], zv[self.n :])
@@ -86,7 +86,7 @@ class _Residual:
             return self.left(vector_of(label, self.solution.flattened(found, label), z), zv, self.count)
         if not isinstance(found, Tensor) or found.ndim or not found.is_floating_point():
             raise TypeError(f"{label} must be a real scalar tensor, as it is the objective, got {found!r:.80}.")
-        return found.to(real(zv[0]))
+        return found.to(zv[0].dtype.to_real())
 
 
 def left_of_root(value: Tensor, zv: Tensors, k: int) -> Tensor:

@@ -7,11 +7,6 @@ import torch
 from torch import Tensor
 
 
-def real(tensor: Tensor) -> torch.dtype:
-    """The dtype of the numbers in a real or complex tensor."""
-    return tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
-
-
 def gradient(y: Sequence[Tensor], x: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     """The function of cotangents of y that returns the gradients of x, by the graph of y, which it keeps."""
     if not all(v.requires_grad for v in y):

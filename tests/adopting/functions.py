@@ -344,4 +344,3 @@ CASES = {
     "LooksInBackward": (LooksInBackward, (X,)),
     "AddsBias": (AddsBias, (torch.stack((X, X.sin())), Y)),
 }
-LOOPED = ("LooksAtNumbers", "LooksInBackward")

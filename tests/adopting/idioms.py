@@ -19,7 +19,7 @@ class Constant(list):
     """The numbers of a tensor that is not differentiated."""
 
 
-# --- Activations that save memory: geffnet, timm, icefall --------------------------------------------------------------------
+# --- Activations that save memory: timm, icefall -----------------------------------------------------------------------------
 
 
 class SwishMe(Function):
@@ -33,33 +33,6 @@ class SwishMe(Function):
         x = ctx.saved_tensors[0]
         s = torch.sigmoid(x)
         return grad_output * (s * (1 + x * (1 - s)))
-
-
-class MishMe(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.mul(torch.tanh(F.softplus(x)))
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x = ctx.saved_tensors[0]
-        s, t = torch.sigmoid(x), F.softplus(x).tanh()
-        return grad_output.mul(t + x * s * (1 - t * t))
-
-
-class HardSwishMe(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return F.relu6(x + 3).mul(x).div(6)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x = ctx.saved_tensors[0]
-        m = torch.ones_like(x) * (x >= 3.0)
-        m = torch.where((x >= -3.0) & (x <= 3.0), x / 3.0 + 0.5, m)
-        return grad_output * m
 
 
 class DoubleSwish(Function):  # its slope is kept in bytes
@@ -99,20 +72,6 @@ class Balancer(Function):  # the value is the input; the gradient gets a term of
         xgt0, sign_factor, scale_factor = ctx.saved_tensors
         factor = sign_factor + scale_factor * (xgt0.to(x_grad.dtype) - 0.5)
         return x_grad - x_grad.abs() * factor, None, None, None
-
-
-class PenalizeAbsAbove(Function):
-    @staticmethod
-    def forward(ctx, x, limit, penalty):
-        mask = x.abs() > limit
-        ctx.penalty = penalty
-        ctx.save_for_backward(mask, x.sign())
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        mask, sign = ctx.saved_tensors
-        return g + ctx.penalty * mask * sign * g.detach().abs(), None, None
 
 
 class LimitParamValue(Function):
@@ -223,20 +182,6 @@ class Artanh(Function):
         return grad_output / (1 - x**2)
 
 
-class Arcosh(Function):
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clamp(min=1.0 + 1e-15)
-        ctx.save_for_backward(x)
-        z = x.double()
-        return (z + torch.sqrt_(z.pow(2) - 1)).clamp_min_(1e-15).log_().to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        return grad_output / (x**2 - 1) ** 0.5
-
-
 class LeakyClamp(Function):
     @staticmethod
     def forward(ctx, x, low, high):
@@ -301,7 +246,7 @@ class FftFilter(Function):
         return torch.fft.irfft(torch.fft.rfft(g) * torch.arange(ctx.n // 2 + 1), n=ctx.n)
 
 
-# --- Multipliers and reversals: fairseq, DALIB, nerfstudio -------------------------------------------------------------------
+# --- Multipliers: fairseq, nerfstudio ----------------------------------------------------------------------------------------
 
 
 class GradMultiply(Function):
@@ -313,17 +258,6 @@ class GradMultiply(Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * ctx.scale, None
-
-
-class ReverseWithCoefficient(Function):
-    @staticmethod
-    def forward(ctx, x, coeff=1.0):
-        ctx.coeff = coeff
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output.neg() * ctx.coeff, None
 
 
 class RayScaler(Function):  # several values, with a scale that one of them gives
@@ -353,7 +287,7 @@ class TruncExp(Function):
         return g * torch.exp(torch.clamp(x, min=-15, max=15))
 
 
-# --- Quantizers: HAWQ and I-BERT, micronet, LSQ, PACT, DoReFa, qtorch --------------------------------------------------------
+# --- Quantizers: HAWQ, micronet, LSQ, PACT, DoReFa, qtorch -------------------------------------------------------------------
 
 
 class SymmetricQuant(Function):
@@ -368,16 +302,6 @@ class SymmetricQuant(Function):
     @staticmethod
     def backward(ctx, grad_output):
         return grad_output.clone() / ctx.scale, None, None
-
-
-class FloorSte(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return torch.floor(x)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output.clone()
 
 
 class BinaryActivation(Function):
@@ -516,7 +440,7 @@ class CodesStraightThrough(Function):
         return grad_inputs, grad_codebook
 
 
-# --- Spikes: slayer, rockpool, LSNN, SLSTM -----------------------------------------------------------------------------------
+# --- Spikes: slayer, rockpool ------------------------------------------------------------------------------------------------
 
 
 class SlayerSpike(Function):
@@ -555,19 +479,6 @@ class StepPwl(Function):
         if ctx.needs_input_grad[1]:
             grad_threshold = -x * grad_output / (threshold**2) * mask
         return grad_x, grad_threshold, None
-
-
-class MultiGaussian(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.gt(0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        bump = lambda mu, s: torch.exp(-((x - mu) ** 2) / (2 * s**2)) / s  # noqa: E731
-        return g.clone() * (bump(0.0, 0.5) * 1.15 - bump(0.5, 3.0) * 0.15 - bump(-0.5, 3.0) * 0.15) * 0.5
 
 
 # --- Numpy and solvers: torchsort-like, cvxpylayers-like, lpc ----------------------------------------------------------------
@@ -757,27 +668,21 @@ class ClippedGradient(Function):
 IDX = torch.tensor([2, 0, 2, 1])
 IDIOMS = {
     "timm: swish": (SwishMe, (X,)),
-    "timm: mish": (MishMe, (X,)),
-    "timm: hard swish": (HardSwishMe, (X,)),
     "icefall: slope in bytes": (DoubleSwish, (X,)),
     "icefall: balancer": (Balancer, (X, Constant([0.02] * 3), Constant([0.01] * 3), -1)),
-    "icefall: penalty": (PenalizeAbsAbove, (X, 1.0, 0.1)),
     "icefall: limits": (LimitParamValue, (X, -1.0, 1.0)),
     "icefall: softmax": (OwnSoftmax, (X, -1)),
     "StyleGAN: bias and activation": (bias_act(0.2), (X, Y[0])),
     "StyleGAN: filter": (fir(False), (X, Constant([0.1, 0.4, 0.3, 0.15, 0.05]))),
     "hgcn: artanh": (Artanh, (X / 4,)),
-    "hgcn: arcosh": (Arcosh, (X.abs() + 1.1,)),
     "geoopt: leaky clamp": (LeakyClamp, (X, -1.0, 1.0)),
     "kymatio: modulus": (ModulusStable, (X,)),
     "wavelets: analysis": (Afb1D, (torch.cat([X, Y], 1), Constant([0.7, 0.7]), Constant([0.7, -0.7]))),
     "filters by FFT": (FftFilter, (torch.cat([X, Y], 1),)),
     "fairseq: multiplier": (GradMultiply, (X, 0.3)),
-    "DALIB: reversal": (ReverseWithCoefficient, (X, 0.7)),
     "nerfstudio: scaler": (RayScaler, (X, Y[:, 0], Y[:, 1].abs())),
     "ngp: truncated exp": (TruncExp, (X,)),
     "HAWQ: symmetric": (SymmetricQuant, (X, 4, Constant([0.2, 0.3]))),
-    "I-BERT: floor": (FloorSte, (X,)),
     "micronet: binary": (BinaryActivation, (X,)),
     "micronet: ternary": (TernaryWeights, (X,)),
     "LSQ": (FunLsq, (X, torch.tensor([0.4], dtype=D), 0.3, -4, 3)),
@@ -787,7 +692,6 @@ IDIOMS = {
     "VQ-VAE: straight through": (CodesStraightThrough, (X, torch.stack([Y[0], Y[1], X[0] + 0.1]))),
     "slayer: spike": (SlayerSpike, (X, 0.5, 1.0, 1.5)),
     "rockpool: steps": (StepPwl, (X, Y.abs() + 0.3, 0.5)),
-    "LSNN: several Gaussians": (MultiGaussian, (X,)),
     "numpy: sorted": (NumpyIsotonic, (X,)),
     "numpy: solve": (NumpySolve, (torch.eye(2, dtype=D) * 2 + X[:, :2] / 9, Y[:, 0])),
     "lpc: recursion": (Recursion, (X, torch.tensor(0.4, dtype=D))),

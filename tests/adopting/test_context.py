@@ -7,7 +7,6 @@ import itertools
 import sys
 import threading
 import types
-import warnings
 import weakref
 from typing import Any
 
@@ -386,29 +385,6 @@ def test_forward_runs_once():
         vmap(draws)(torch.ones(3, 2))
 
 
-def test_randomness_sample_by_sample():
-    """The three kinds of randomness mean the same where vmap is a loop."""
-
-    class Looks(Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x + torch.rand(()) if float(x.sum()) > -1e9 else x
-
-        @staticmethod
-        def backward(ctx, g):
-            return g
-
-    looks = fullgrad.adopt(Looks)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        same = vmap(looks, randomness="same")(torch.ones(3))
-        different = vmap(looks, randomness="different")(torch.ones(3))
-        assert len(set(same.tolist())) == 1
-        assert len(set(different.tolist())) == 3
-        with pytest.raises(RuntimeError, match="randomness"):
-            vmap(looks)(torch.ones(3))
-
-
 def test_the_same_tensor_twice():
     """Two inputs that are one object have a gradient each."""
 
@@ -492,25 +468,6 @@ def test_subclasses_of_each_other():
     assert_close(grad(lambda x: fullgrad.adopt(Twice)(x).sum())(X), 2 * one)
     assert_close(grad(lambda x: fullgrad.adopt(WithSetup)(x).sum())(X), one)
     assert fullgrad.adopt(Twice) is fullgrad.adopt(Twice)
-
-
-def test_complex_numbers():
-    """Gradients of complex inputs are those of eager autograd."""
-
-    class Conjugate(Function):
-        @staticmethod
-        def forward(ctx, z):
-            ctx.save_for_backward(z)
-            return z.abs() ** 2
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * g * ctx.saved_tensors[0]
-
-    z = torch.complex(X, X.flip(0))
-    leaf = z.clone().requires_grad_()
-    expected = torch.autograd.grad(Conjugate.apply(leaf).sum(), leaf)[0]
-    assert_close(grad(lambda z: fullgrad.adopt(Conjugate)(z).sum())(z), expected)
 
 
 def test_no_grad_and_inference():

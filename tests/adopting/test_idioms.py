@@ -33,10 +33,10 @@ COMPILED = {
     "compiled gradients": (lambda f: torch.compile(vmap(grad(f)), backend="aot_eager"), 1),
 }
 # Values that are the input, with a gradient that is not linear: forward mode is that of the identity, as the page says.
-IDENTITIES = ("icefall: balancer", "icefall: penalty", "icefall: limits", "clipped gradient")
+IDENTITIES = ("icefall: balancer", "icefall: limits", "clipped gradient")
 # Backwards in code that has no derivative.
 ONCE = ("numpy: sorted", "numpy: solve", "checkpoint: run again")
-POSITIVE = ("LSQ", "PACT", "hgcn: arcosh", "numpy: solve")  # for other numbers the class raises in eager code, too
+POSITIVE = ("LSQ", "PACT", "numpy: solve")  # for other numbers the class raises in eager code, too
 
 
 def scalar_of(name):
@@ -75,7 +75,7 @@ def test_an_idiom_is_right_in_every_transform(name):
 
 @pytest.mark.long(but=1)
 @pytest.mark.parametrize("name", IDIOMS)
-@pytest.mark.sampled(of=2)
+@pytest.mark.sampled(of=4)
 def test_a_compiled_gradient_of_an_idiom_is_right(name):
     """Compiled gradients, of one sample and of many, are those of eager autograd, or torch says why there are none."""
     torch._dynamo.reset()

@@ -114,7 +114,7 @@ def test_an_operator_has_the_derivatives_of_its_function(case, transform):
 @pytest.mark.long(but=2)
 @pytest.mark.parametrize("transform", COMPILED)
 @pytest.mark.parametrize("case", CASES[4:], ids=lambda case: case.name)
-@pytest.mark.sampled(of=3)
+@pytest.mark.sampled(of=6)
 def test_a_compiled_transform_of_an_operator(case, transform):
     """Compiled without a graph break, a transform of an operator is the same."""
     torch._dynamo.reset()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-from torch.autograd.function import once_differentiable
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
@@ -445,15 +444,6 @@ def test_a_saved_tensor_that_was_changed():
 
     with fullgrad.adopting(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
         grad(f)(X)
-
-
-def test_once_differentiable():
-    """A backward marked so has one derivative, and says so for the second."""
-    cls = function(saves(sine), once_differentiable(of_sine))
-    with fullgrad.adopting():
-        assert_close(vmap(grad(lambda x: cls.apply(x).sum()))(W), W.cos())
-        with pytest.raises(NotImplementedError, match="once_differentiable"):
-            jacrev(jacrev(lambda x: cls.apply(x).sum()))(X)
 
 
 def test_outputs_may_be_changed_in_place():

@@ -179,6 +179,8 @@ NAMES = [
     "linalg.slogdet",
     "_segment_reduce.lengths",
     "cholesky_inverse",
+    "ormqr",
+    "nn.functional.grid_sample",
     "ldexp",
     "linalg.det",
     "linalg.eigvals",

@@ -1039,11 +1039,24 @@ def compile_again() -> None:
         dynamo_names().reset_code_caches()
 
 
-def set_graph_cache(enabled: bool) -> bool:
-    """Whether graphs go to torch's cache on disk, which does not know of changed kernels; and set it."""
-    config = torch._functorch.config
-    before, config.enable_autograd_cache = config.enable_autograd_cache, enabled
-    return before
+# torch's caches of graphs, on disk and elsewhere, whose keys know nothing of changed kernels. A setting holds for the thread that
+# sets it (from torch 2.13 on), and not against an environment variable; what such a variable forces holds for all.
+_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache")
+
+
+def stop_graph_caches() -> Callable[[], None]:
+    """Let no graph go to torch's caches, in no thread; the result makes it as it was."""
+    config: Any = torch._functorch.config
+    settings = [config._config[name] for name in _CACHES]
+    before = [setting.env_value_force for setting in settings]
+    for setting in settings:
+        setting.env_value_force = False
+
+    def start() -> None:
+        for setting, value in zip(settings, before, strict=True):
+            setting.env_value_force = value
+
+    return start
 
 
 _FLOW = "control flow and flex_attention are as in torch inside completing"
@@ -1098,44 +1111,40 @@ def flex_attention_by(function: Any, operator: Callable[..., Any]) -> Callable[.
     return copy
 
 
-def higher_order_kernels(
-    kernels: Mapping[str, Callable[..., Any]], is_differentiated: Callable[[], bool]
-) -> Callable[[bool], None]:
-    """A switch that gives torch's higher-order operators, by name, other code under transforms and, where ``is_differentiated``
-    says so, for autograd, whose tangents torch loses; or takes it away again.
+def replace_higher_order(
+    kernels: Mapping[str, Callable[..., Any]], is_on: Callable[[], bool], is_differentiated: Callable[[], bool]
+) -> Callable[[], None]:
+    """Give torch's higher-order operators, by name, other code, which is called where ``is_on`` says so: under transforms and, if
+    ``is_differentiated`` says so, for autograd, whose tangents torch loses. The result takes it away again.
     """
-    kinds = [TransformType.Grad, TransformType.Jvp, TransformType.Vmap]
     autograd = torch._C.DispatchKey.Autograd
-    found: list[tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], list[Any]]] = []
-    changed: list[Any] = []
+    operators: list[Any] = [getattr(torch.ops.higher_order, name, None) for name in kernels]
+    found = [(op, k) for op, k in zip(operators, kernels.values(), strict=True) if autograd in getattr(op, "py_kernels", {})]
+    before = [(op, dict(op.functorch_table), op.py_kernels[autograd]) for op, _ in found]
 
-    def rules(kernel: Callable[..., Any], own: Callable[..., Any]) -> tuple[Any, Any]:
-        def under_transform(interpreter: Any, *args: Any, **kwargs: Any) -> Any:
-            return kernel(*args, **kwargs)
+    def under_transform(kernel: Callable[..., Any], own: dict[Any, Any], kind: Any) -> Callable[..., Any]:
+        def rule(interpreter: Any, *args: Any, **kwargs: Any) -> Any:
+            # Where torch has no rule this is torch's error, that of a missing key.
+            return kernel(*args, **kwargs) if is_on() else own[kind](interpreter, *args, **kwargs)
 
-        def of_autograd(*args: Any, **kwargs: Any) -> Any:
-            return (kernel if is_differentiated() else own)(*args, **kwargs)
+        return rule
 
-        return dict.fromkeys(kinds, under_transform), {autograd: of_autograd}
+    def of_autograd(kernel: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (kernel if is_on() and is_differentiated() else own)(*args, **kwargs)
 
-    for name, kernel in kernels.items():
-        op = getattr(torch.ops.higher_order, name, None)
-        tables: list[Any] = [getattr(op, place, {}) for place in ("functorch_table", "py_kernels")]
-        if autograd in tables[1]:
-            changed.append(op)
-            for table, new in zip(tables, rules(kernel, tables[1][autograd]), strict=True):
-                before = {kind: table[kind] for kind in new if kind in table}
-                found.append((table, new, before, [kind for kind in new if kind not in before]))
+    for (op, kernel), (_, rules, own) in zip(found, before, strict=True):
+        for kind in (TransformType.Grad, TransformType.Jvp, TransformType.Vmap):
+            op.functorch_table[kind] = under_transform(kernel, rules, kind)
+        op.py_kernels[autograd] = of_autograd(kernel, own)
+    forget_kernels([op for op, _ in found])
 
-    def switch(on: bool) -> None:
-        for table, new, before, missing in found:
-            table.update(new if on else before)
-            if not on:
-                for kind in missing:
-                    table.pop(kind, None)
-        forget_kernels(changed)
+    def undo() -> None:
+        for op, rules, own in before:
+            op.functorch_table = rules
+            op.py_kernels[autograd] = own
+        forget_kernels([op for op, _ in found])
 
-    return switch
+    return undo
 
 
 # --- Layers whose weights are quantized, `fullgrad.nn.quantize_` -------------------------------------------------------------

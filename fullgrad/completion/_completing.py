@@ -20,7 +20,6 @@ from fullgrad._dispatch import (
     forget_kernels,
     forward_mode_is_on,
     has_tangent,
-    higher_order_kernels,
     innermost,
     intercept_functions,
     intercept_operators,
@@ -28,10 +27,11 @@ from fullgrad._dispatch import (
     is_tracing,
     make_dual,
     may_be_differentiated,
+    replace_higher_order,
     retains_graph,
     set_forward_mode,
-    set_graph_cache,
     single_level,
+    stop_graph_caches,
     torch_kernel,
     transforms_active,
     unpacked,
@@ -45,11 +45,11 @@ from fullgrad.completion._registry import (
     COMPLETED,
     FUNCTIONS,
     HIGHER_ORDER,
+    NAN_AT_INFINITIES,
     NAN_EAGER_THIRD,
     NO_BATCH,
     NO_DERIVATIVE,
     NO_FORWARD,
-    NO_PADDED_THIRD,
     NO_SECOND,
     NO_VMAP,
     NOT_IN_PLACE,
@@ -71,16 +71,19 @@ _lock = threading.RLock()  # garbage collection may close a context of this thre
 
 
 class _State:
-    """How many contexts are open, and how many of them of users; the library of the other kernels, the calls of these since the
-    last context was closed, and whether graphs go to torch's cache on disk outside.
+    """How many contexts are open, how many of them of users, and how many more in code that torch traces; the library of the
+    other kernels, how the rules of higher-order operators are taken away, the calls of these kernels since the last context was
+    closed, and how graphs go to torch's caches again.
     """
 
     count = 0
     of_users = 0
+    traced = 0
     compiled_inside = False
     library: torch.library.Library | None = None
+    without_rules: Callable[[], None]
     calls_outside = 0
-    graph_cache = True
+    start_graph_caches: Callable[[], None]
     is_inside = False
     is_changing = False
 
@@ -163,22 +166,22 @@ def completed() -> Iterator[None]:
     its dispatcher must not change, so the kernels stand there already.
     """
     if not is_tracing():
-        _enter(0)
+        with _lock:
+            _enter(0)
         try:
             yield
         finally:
-            _leave(0)
+            with _lock:
+                _leave(0)
         return
     install()
     with _lock:
-        _state.count += 1
-        _state.is_inside = True
+        _state.traced += 1
     try:
         yield
     finally:
         with _lock:
-            _state.count -= 1
-            _state.is_inside = _state.count > 0
+            _state.traced -= 1
 
 
 def install() -> None:
@@ -187,29 +190,34 @@ def install() -> None:
         if _state.library is None and not _state.is_changing:
             if is_tracing():
                 raise NotImplementedError("fullgrad.forward: open fullgrad.completing() around the call of compiled code.")
-            _state.library = _installed()
+            _install()
 
 
-CONTEXTS.append((lambda: _state.is_inside, completed))
+CONTEXTS.append((lambda: _state.is_inside or _state.traced > 0, completed))
+
+
+def _install() -> None:
+    _state.library = _installed()
+    _state.without_rules = replace_higher_order(HIGHER_ORDER, lambda: not _is_outside(), may_be_differentiated)
 
 
 def _enter(of_users: int) -> None:
-    with _lock:
-        _state.count += 1
-        _state.of_users += of_users
-        try:
-            _change()
-        except BaseException:
-            _state.count -= 1
-            _state.of_users -= of_users
-            raise
+    """Count a context more, with the lock."""
+    _state.count += 1
+    _state.of_users += of_users
+    try:
+        _change()
+    except BaseException:
+        _state.count -= 1
+        _state.of_users -= of_users
+        raise
 
 
 def _leave(of_users: int) -> None:
-    with _lock:
-        _state.count -= 1
-        _state.of_users -= of_users
-        _change()
+    """Count a context less, with the lock."""
+    _state.count -= 1
+    _state.of_users -= of_users
+    _change()
 
 
 def _change() -> None:
@@ -218,26 +226,20 @@ def _change() -> None:
         _state.is_changing = True
         try:
             if _state.library is None:
-                _state.library = _installed()
+                _install()
             if _state.is_inside:
-                set_graph_cache(_state.graph_cache)
+                _state.start_graph_caches()
             else:
-                _state.graph_cache = set_graph_cache(False)
+                _state.start_graph_caches = stop_graph_caches()
             _state.is_inside, _state.calls_outside = not _state.is_inside, 0
             intercept_operators("completing", _state.is_inside)
             intercept_functions(FUNCTIONS, _state.is_inside)
-            _switch_of_higher_order()(_state.is_inside)
             _replace_attributes(_state.is_inside)
         finally:
             _state.is_changing = False
     if (_state.of_users > 0) is not _state.compiled_inside:
         _state.compiled_inside = not _state.compiled_inside
         compile_again()
-
-
-@functools.cache
-def _switch_of_higher_order() -> Callable[[bool], None]:
-    return higher_order_kernels(HIGHER_ORDER, may_be_differentiated)
 
 
 _own_attributes: list[Any] = []  # torch's own, of each of which others are in place
@@ -262,7 +264,7 @@ def _is_outside() -> bool:
     """Whether no context is open, of a kernel that was called. After so many calls torch has its own kernels again: to give them
     others takes as long as the calls, and contexts are opened one after the other, as by a decorated function.
     """
-    if _state.is_inside:
+    if _state.is_inside or _state.traced:
         return False
     _state.calls_outside += 1
     if _state.calls_outside > _MOST_OUTSIDE:
@@ -273,7 +275,8 @@ def _is_outside() -> bool:
 def restore() -> None:
     """Let torch have its own kernels, if no context is open."""
     with _lock:
-        if not _state.is_inside and not _state.is_changing and _state.library is not None:
+        if not (_state.is_inside or _state.traced or _state.is_changing) and _state.library is not None:
+            _state.without_rules()
             _state.library._destroy()
             _state.library = None
             forget_kernels(_all_operators())
@@ -381,7 +384,8 @@ def _installed() -> torch.library.Library:
 
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
-    has_none = own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT, NO_PADDED_THIRD)
+    has_first = own.lacks in (NAN_AT_INFINITIES, NAN_EAGER_THIRD)
+    is_missing = own.is_missing or (lambda args: own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT))
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
@@ -391,19 +395,11 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
                 return original(keys, *args, **kwargs)
             has_no_batch = own.lacks == NO_BATCH and "Vmap" in active_transforms()
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
-        if has_none and (own.lacks != NO_PADDED_THIRD or _pads(args)):
-            return with_formula(functools.partial(original, keys), own.formula, args, kwargs)
-        if own.lacks == NAN_EAGER_THIRD:
-            return with_formula(functools.partial(original, keys), own.formula, args, kwargs, has_first=True)
+        if is_missing(args):
+            return with_formula(functools.partial(original, keys), own.formula, args, kwargs, has_first)
         return original(keys, *args, **kwargs)
 
     return kernel
-
-
-def _pads(args: Sequence[Any]) -> bool:
-    """Whether the second derivatives are those of a transposed convolution whose output is padded, as torch names arguments."""
-    transposed, output_padding = args[9:11]
-    return transposed and any(output_padding)
 
 
 def _is_for_gradients(args: Sequence[Any]) -> bool:

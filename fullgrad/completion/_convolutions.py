@@ -16,7 +16,13 @@ def _conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
     return functional.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1)
 
 
-@completes("_convolution_double_backward", NO_PADDED_THIRD)
+def _pads(args: Sequence[Any]) -> bool:
+    """Whether the second derivatives are those of a transposed convolution whose output is padded, as torch names arguments."""
+    transposed, output_padding = args[9:11]
+    return transposed and any(output_padding)
+
+
+@completes("_convolution_double_backward", NO_PADDED_THIRD, is_missing=_pads)
 def _double_backward(
     of_x: Tensor | None,
     of_weight: Tensor | None,

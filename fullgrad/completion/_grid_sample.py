@@ -14,8 +14,8 @@ BILINEAR, NEAREST, CUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
 
 
-def _padded(x: Tensor, size: int, padding: int, align: bool) -> Tensor:
-    """Positions inside of an image. Those that are clipped have no slope, nor has a bound; what is no number is outside."""
+def _padded(x: Tensor, size: int, padding: int, align: bool, lost: float = -2.0) -> Tensor:
+    """Positions inside of an image. Those that are clipped have no slope, nor has a bound; what is no number is ``lost``."""
     if padding == REFLECTION:
         low, span = (0.0, float(size - 1)) if align else (-0.5, float(size))
         if span == 0:
@@ -25,7 +25,7 @@ def _padded(x: Tensor, size: int, padding: int, align: bool) -> Tensor:
         x = torch.where(flips % 2 == 0, rest + low, span - rest + low)
     if padding != ZEROS:
         x = torch.where((x > 0) & (x < size - 1), x, x.detach().clamp(0, size - 1))
-    return torch.where(x.isfinite(), x, -2.0)
+    return torch.where(x.isfinite(), x, lost)
 
 
 def _near(t: Tensor) -> Tensor:
@@ -36,11 +36,13 @@ def _far(t: Tensor) -> Tensor:
     return ((-0.75 * t + 3.75) * t - 6) * t + 3
 
 
-def _taps(x: Tensor, size: int, mode: int, padding: int, align: bool) -> list[tuple[Tensor, Any]]:
-    """The pixels in one dimension that make the value at some coordinates from -1 to 1, with their weights."""
+def _taps(x: Tensor, size: int, mode: int, padding: int, align: bool, is_plane: bool) -> list[tuple[Tensor, Any]]:
+    """The pixels in one dimension that make the value at some coordinates from -1 to 1, with their weights. In a plane what
+    is no number is the first pixel, as in torch's value, where it is not the padding.
+    """
     x = (x + 1) / 2 * (size - 1) if align else ((x + 1) * size - 1) / 2
     if mode != CUBIC:
-        x = _padded(x, size, padding, align)
+        x = _padded(x, size, padding, align, 0.0 if is_plane and padding != ZEROS else -2.0)
     if mode == NEAREST:
         return [(torch.round(x.detach()), 1.0)]
     first = torch.floor(x.detach())
@@ -56,7 +58,7 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
     if x.dtype != grid.dtype:
         raise RuntimeError(f"grid_sample: the input and the grid must have one dtype, got {x.dtype} and {grid.dtype}.")
     sizes, n = x.shape[2:], x.shape[0]
-    taps = [_taps(grid[..., -1 - d], size, mode, padding, align) for d, size in enumerate(sizes)]
+    taps = [_taps(grid[..., -1 - d], size, mode, padding, align, len(sizes) == 2) for d, size in enumerate(sizes)]
     total: Any = 0
     for corner in itertools.product(*taps):
         weight, inside = torch.ones_like(grid[..., 0]), torch.ones_like(grid[..., 0], dtype=torch.bool)

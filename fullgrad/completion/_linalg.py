@@ -166,53 +166,15 @@ def _orders(x: Tensor) -> int:
     return sum(kind != "Vmap" for kind in active_transforms()) + (3 if innermost(x).requires_grad else 1)
 
 
-@completes("_linalg_eigh", NAN_THIRD, has_first=True)
-def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
-    r"""Steps of refinement from the decomposition, a constant. Of n steps the derivatives are right to the order 2^n - 1.
+def _refined(a: Tensor, values: Tensor, v: Tensor, inverse: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Eigenvalues and eigenvectors of a matrix that changes, by steps from those of a constant one. Of n steps the derivatives
+    are right to the order 2^n - 1.
 
-    For X near the eigenvectors, with R = 1 - X^H X and S = X^H A X, the eigenvalues l_i are S_ii / (1 - R_ii). Nearer is
-    X (1 + E) with E_ij = (S_ij + l_j R_ij) / (l_j - l_i), and E_ii = R_ii / 2 (Ogita and Aishima, 2018).
+    In the basis V of the latter the matrix is S = V^{-1} A V, whose eigenvectors are X = 1. With T = X^{-1} S X nearer ones are
+    X (1 + E), where E_ij = T_ij / (T_jj - T_ii) and E_ii = 0. The eigenvectors V X have the length 1, and their phase is torch's.
     """
-    constant, change = a.detach(), a - a.detach()
-    half = constant.tril(-1) if UPLO.upper() == "L" else constant.triu(1)
-    middle = constant.diagonal(dim1=-2, dim2=-1)
-    middle = middle.real if a.is_complex() else middle
-    # torch's gradient is that of both triangles, though one is read.
-    own = half + half.mH + torch.diag_embed(middle).to(a.dtype) + (change + change.mH) / 2
-    values, x = torch.linalg.eigh(constant, UPLO)
-    unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    is_one = unit != 0
-    gap = values.unsqueeze(-2) - values.unsqueeze(-1)
-    is_equal = (gap == 0) & ~is_one
-    off, lost = torch.diag_embed(values).to(a.dtype), None
-    for _ in range(max(2, _orders(a).bit_length())):
-        r = unit - x.mH @ x
-        s = x.mH @ own @ x
-        r, s = r - r.detach(), off + (s - s.detach())  # without the errors of rounding
-        diagonal = [(v.real if v.is_complex() else v) for v in (m.diagonal(dim1=-2, dim2=-1) for m in (s, r))]
-        found = diagonal[0] / (1 - diagonal[1])
-        gap = found.unsqueeze(-2) - found.unsqueeze(-1)
-        gap = torch.where(is_one | is_equal, 1, gap)
-        error = torch.where(is_one | is_equal, r / 2, (s + found.unsqueeze(-2) * r) / gap)
-        # Eigenvectors of equal eigenvalues have no derivative.
-        lost = (s + r) * torch.where(is_equal, torch.nan, 0).to(values.dtype) if lost is None else lost
-        x = x + x @ error
-    s, n = x.mH @ own @ x, x.mH @ x
-    s, n = off + (s - s.detach()), n - n.detach()
-    diagonal = [(v.real if v.is_complex() else v) for v in (m.diagonal(dim1=-2, dim2=-1) for m in (s, n))]
-    return diagonal[0] / (1 + diagonal[1]), x + x.detach() @ lost if compute_v else x.detach().new_empty(0)
-
-
-@completes("linalg_eig", NAN_OF_TANGENT, has_first=True)
-def _eig(a: Tensor) -> Any:
-    r"""Steps of refinement in the basis V of eigenvectors, a constant. Of n steps the derivatives are right to the order 2^n - 1.
-
-    In that basis the matrix is S = V^{-1} A V, whose eigenvectors are X = 1. With T = X^{-1} S X nearer ones are X (1 + E), where
-    E_ij = T_ij / (T_jj - T_ii) and E_ii = 0. The eigenvectors V X have the length 1, and their phase is torch's.
-    """
-    values, v = torch.linalg.eig(a.detach())
-    s = torch.diag_embed(values) + torch.linalg.inv_ex(v)[0] @ (a - a.detach()).to(v.dtype) @ v
-    unit = torch.eye(a.shape[-1], dtype=v.dtype, device=a.device)
+    s = torch.diag_embed(values).to(v.dtype) + inverse @ change.to(v.dtype) @ v
+    unit = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)
     x, is_one = unit.expand_as(s), unit != 0
     is_equal = (values.unsqueeze(-2) == values.unsqueeze(-1)) & ~is_one
     for _ in range(max(2, _orders(a).bit_length())):
@@ -224,3 +186,18 @@ def _eig(a: Tensor) -> Any:
     y = v @ (x + s * torch.where(is_equal, torch.nan, 0))
     length = (y.conj() * y).real.sum(-2, keepdim=True).sqrt()
     return (torch.linalg.inv_ex(x)[0] @ s @ x).diagonal(dim1=-2, dim2=-1), y / length
+
+
+@completes("_linalg_eigh", NAN_THIRD, has_first=True)
+def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's name
+    """torch's gradient is that of both triangles, though one is read."""
+    values, v = torch.linalg.eigh(a.detach(), UPLO)
+    change = a - a.detach()
+    values, vectors = _refined(a, values, v, v.mH, (change + change.mH) / 2)
+    return values.real if values.is_complex() else values, vectors if compute_v else v.new_empty(0)
+
+
+@completes("linalg_eig", NAN_OF_TANGENT, has_first=True)
+def _eig(a: Tensor) -> Any:
+    values, v = torch.linalg.eig(a.detach())
+    return _refined(a, values, v, torch.linalg.inv_ex(v)[0], a - a.detach())

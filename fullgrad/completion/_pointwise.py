@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad.completion._registry import (
+    NAN_AT_INFINITIES,
     NO_FORWARD,
     NO_FORWARD_OF_BACKWARD,
     NO_SECOND,
@@ -38,7 +39,7 @@ def _prelu(x: Tensor, weight: Tensor) -> Tensor:
     return torch.where(x > 0, 1, weight) * x  # a weight that is not a number has no part of a slope where it is not used
 
 
-@completes("logaddexp", "it is NaN where both are -inf")
+@completes("logaddexp", NAN_AT_INFINITIES, is_missing=lambda args: not (args[0].is_complex() or args[1].is_complex()))
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     if a.is_complex() or b.is_complex():
         return NotImplemented

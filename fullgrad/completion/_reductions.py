@@ -174,9 +174,9 @@ def _norm_of_dims(x: Tensor, p: float | None, dim: Any, keepdim: bool = False, *
     return _vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
-@completes("dist", NO_THIRD)
+@completes("dist", NO_THIRD, is_missing=lambda args: args[2:] == (0,))  # torch's gradient by `other` raises
 def _dist(x: Tensor, other: Tensor, p: float = 2) -> Any:
-    return _vector_norm(x - other, p)
+    return torch.linalg.vector_norm(x - other, p) if p == 0 else _vector_norm(x - other, p)
 
 
 @completes("renorm", NO_THIRD)
@@ -221,7 +221,7 @@ def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return high + torch.log1p(torch.exp(torch.where(is_0, 0, low - high)))
 
 
-@completes("logcumsumexp", NAN_EAGER_THIRD, has_first=True)
+@completes("logcumsumexp", NAN_EAGER_THIRD, has_first=True, is_missing=lambda args: True)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
     if not x.ndim:
         return x.clone()

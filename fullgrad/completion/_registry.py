@@ -3,7 +3,7 @@
 A formula takes and returns what the operator of torch does, or returns NotImplemented where torch's own is to be called.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ NO_THIRD = "reverse over forward, differentiated again, raises"
 NAN_THIRD = "third derivatives are NaN"
 NAN_OF_TANGENT = "the gradient of a tangent is NaN"
 NAN_EAGER_THIRD = "third derivatives are NaN, in eager code too"
+NAN_AT_INFINITIES = "it is NaN where both are -inf, from the second derivative on in eager code too"
 NO_PADDED_THIRD = "there is no third derivative where an output is padded"
 NO_FORWARD_OF_BACKWARD = "there is no forward mode of its backward under no_grad"
 NO_FORWARD = "there is no forward mode"
@@ -31,7 +32,8 @@ class Completed(NamedTuple):
     ``formula`` is made of torch's operations alone, since torch refuses others where it has begun to process a transform.
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
     torch cannot batch it, or prepares the tensors for torch's own rule, and ``issue`` is torch's public one. With ``has_first``
-    torch's first derivative in reverse mode is right, and taken where it is all that is asked for.
+    torch's first derivative in reverse mode is right, and taken where it is all that is asked for. With some arguments torch has
+    no derivative in eager code either, as ``is_missing`` says of them.
     """
 
     formula: Callable[..., Any]
@@ -41,6 +43,7 @@ class Completed(NamedTuple):
     issue: int | None = None
     slopes: Callable[..., "Slopes"] | None = None
     has_first: bool = False
+    is_missing: Callable[[Sequence[Any]], bool] | None = None
 
 
 # The derivatives of a function of single elements by its arguments, by their places: each a function that computes it, and the
@@ -102,11 +105,12 @@ def completes(
     lean: Any = None,
     issue: int | None = None,
     has_first: bool = False,
+    is_missing: Callable[[Sequence[Any]], bool] | None = None,
 ) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue, has_first=has_first)
+        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue, has_first=has_first, is_missing=is_missing)
         return formula
 
     return enter

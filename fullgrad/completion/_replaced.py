@@ -74,6 +74,13 @@ def _tensor_split(x: Tensor, where: Tensor, dim: int = 0) -> Any:
     return torch.tensor_split(x, places, dim)
 
 
+@replaces("narrow.Tensor")
+def _narrow(x: Tensor, dim: int, start: Tensor, length: int) -> Any:
+    if start.ndim or start.is_floating_point() or start.is_complex() or start.dtype == torch.bool:
+        return NotImplemented  # torch has the words
+    return x.narrow(dim, int(start), length)
+
+
 @replaces("_nested_tensor_from_mask_left_aligned")
 def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
     """Encoders in evaluation put rows without padding into a nested tensor, which transforms do not take."""

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import fullgrad
+from fullgrad.completion import _completing
 from fullgrad.completion._registry import COMPLETED, NO_DERIVATIVE, NO_VMAP, WRONG_GRADIENT
 
 # torch.cholesky is deprecated, and index_reduce in beta.
@@ -446,6 +447,50 @@ def test_other_threads():
     leave.set()
     thread.join()
     assert found == [False]
+
+
+@pytest.mark.parametrize("first", ["of a trace", "of a user"])
+def test_a_context_of_a_user_while_another_thread_traces(monkeypatch, first):
+    """It is whole, and is closed whole, whichever of the two ends first."""
+    before = torch.cond.__code__
+    of_trace, of_user = _completing.completed(), fullgrad.completing()
+    _completing.install()
+    with monkeypatch.context() as patch:
+        patch.setattr(_completing, "is_tracing", lambda: True)
+        of_trace.__enter__()
+    of_user.__enter__()
+    assert torch.cond.__code__ is not before
+    for context in (of_trace, of_user) if first == "of a trace" else (of_user, of_trace):
+        assert not wrong_by_torch()
+        context.__exit__(None, None, None)
+    assert torch.cond.__code__ is before
+    assert not fullgrad.completing(wrong_by_torch)()
+
+
+def test_no_thread_writes_graphs_to_a_cache():
+    """torch's caches on disk and elsewhere do not know of other kernels: the settings hold in each thread, also where users set
+    them, and are theirs afterwards.
+    """
+    config = torch._functorch.config
+
+    def seen():
+        found = []
+
+        def look():
+            with config.patch(enable_autograd_cache=True, enable_remote_autograd_cache=True):
+                found.append((config.enable_autograd_cache, config.enable_remote_autograd_cache))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    before = config.enable_autograd_cache, config.enable_remote_autograd_cache
+    assert seen() == (True, True)
+    with fullgrad.completing():
+        assert seen() == (False, False)
+    assert seen() == (True, True)
+    assert (config.enable_autograd_cache, config.enable_remote_autograd_cache) == before
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from fractions import Fraction
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import fullgrad
 from fullgrad._dispatch import pytree
 from fullgrad.completion import _completing
 from fullgrad.completion._registry import BACKWARDS
-from tests.completion.test_completing import CALLS
+from tests.completion.test_completing import CALLS, seeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -49,7 +50,7 @@ def test_grids_that_end_on_bounds(padding, align):
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grids_that_are_no_numbers(padding, mode, value):
-    """They have torch's own values in a batch, too, by each kind of dimensions."""
+    """They have torch's own values in a batch, too, by each kind of dimensions, and a gradient by the image that is theirs."""
     f = lambda x, g: F.grid_sample(x, g, mode=mode, padding_mode=padding, align_corners=False)  # noqa: E731
     grid, x = torch.zeros(2, 1, 1, 3, 2), torch.stack([X, X.sin()]).reshape(2, 1, 1, 2, 4)
     grid[1] = torch.tensor([[value, 0.3], [0.3, value], [value, value]])
@@ -58,6 +59,8 @@ def test_grids_that_are_no_numbers(padding, mode, value):
         for i, j in itertools.product((0, 2, -1), (0, 3, -1)):
             found = vmap(f, in_dims=(i, j))(x.movedim(0, i), grid.movedim(0, j))
             torch.testing.assert_close(found, expected, equal_nan=True)
+        slopes = vmap(grad(lambda x, g: f(x, g).nan_to_num(0, 0, 0).sum()))(x, grid)
+    torch.testing.assert_close((slopes * x).sum((1, 2, 3, 4)), expected.nan_to_num(0, 0, 0).sum((1, 2, 3, 4)))  # it is linear
 
 
 @pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
@@ -383,6 +386,28 @@ def test_what_is_no_number_stays_in_its_row(name):
         torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+def test_the_gradient_of_an_inverse_that_torch_has_rounded_away():
+    """Of a factor with large numbers below its diagonal, next to that of fractions."""
+    low = seeded(4, 4).tril(-1) * 1e3 + torch.eye(4, dtype=torch.float64)
+    of = [[Fraction(v) for v in row] for row in low.tolist()]
+    n = range(4)
+
+    def product(a, b):
+        return [[sum(a[i][k] * b[k][j] for k in n) for j in n] for i in n]
+
+    inverse = [[Fraction(i == j) for j in n] for i in n]
+    for j, i in itertools.product(n, n):
+        if i > j:
+            inverse[i][j] = -sum(of[i][k] * inverse[k][j] for k in range(j, i))
+    own = product([*map(list, zip(*inverse, strict=True))], inverse)
+    # The sum of X = (L L^T)^-1 has the gradient -2 X 1 X L, in its lower triangle.
+    exact = product(product(product(own, [[Fraction(1)] * 4] * 4), own), of)
+    expected = torch.tensor([[-2 * float(exact[i][j]) if i > j else 0.0 for j in n] for i in n], dtype=torch.float64)
+    with fullgrad.completing():
+        found = grad(lambda a: torch.cholesky_inverse(a.tril(-1) + torch.eye(4, dtype=torch.float64)).sum())(low)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+
+
 def test_a_matrix_that_is_no_number_stays_alone():
     """The others of its batch have their determinants and gradients, and a singular one a sign."""
     x = torch.eye(5).repeat(2, 1, 1)
@@ -440,7 +465,8 @@ def test_kernels_do_not_stay_forever(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in CALLS if not n.startswith(("_native_multi", "_transformer", "ldexp", "linalg_ldl", "logcumsumexp"))]
+    "name",
+    [n for n in CALLS if not n.startswith(("_native_multi", "_transformer", "ldexp", "linalg_ldl", "logcumsumexp", "logaddexp"))],
 )
 def test_the_graph_of_eager_code_is_torchs(name):
     """Its nodes are those of torch, written in C++, and their number is the same."""

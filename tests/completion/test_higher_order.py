@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._pytree import tree_leaves
 
 import fullgrad
+from fullgrad.completion import _completing
 from tests.completion.test_completing import peak, seeded
 
 pytestmark = [
@@ -228,16 +229,30 @@ def test_exported_control_flow(strict):
 
 
 def test_torch_is_as_before():
-    """Outside of the context torch's own functions and tables stand there again."""
+    """Outside of the context torch's own functions stand there again, and its rules are called, whose errors are torch's."""
 
-    def state():
+    def functions():
+        return torch.cond.__code__, flex_attention.__code__
+
+    def rules():
         table = torch.ops.higher_order.cond
-        return torch.cond.__code__, flex_attention.__code__, dict(table.functorch_table), dict(table.py_kernels)
+        return dict(table.functorch_table), dict(table.py_kernels)
 
-    before = state()
+    def found():
+        called = lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # noqa: E731
+        try:
+            return jvp(called, (X,), (X,))
+        except Exception as error:
+            return type(error), str(error)
+
+    _completing.restore()
+    before = functions(), rules(), found()
     with fullgrad.completing():
-        assert all(now != then for now, then in zip(state(), before, strict=True))
-    assert state() == before
+        assert all(now != then for now, then in zip(functions(), before[0], strict=True))
+        torch.testing.assert_close(found()[1], (X.cos() if X.sum() > 0 else -X.sin()) * X)
+    assert (functions(), found()) == (before[0], before[2])
+    _completing.restore()
+    assert (functions(), rules(), found()) == before
 
 
 # --- flex_attention -------------------------------------------------------------------------------------------------------

@@ -173,10 +173,14 @@ def test_numbers_and_splits_of_a_batch():
         assert torch.equal(vmap(lambda x: torch.tensor_split(x, place)[1])(x), x[:, 1:3])
         assert torch.equal(vmap(lambda x, p: torch.tensor_split(x, p)[1])(x, torch.stack([place] * 3)), x[:, 1:3])
         assert torch.equal(vmap(lambda x: torch.tensor_split(x, torch.tensor(2))[1])(x), x[:, 2:])
+        assert torch.equal(vmap(lambda x: x.narrow(0, place[0], 2))(x), x[:, 1:3])
+        assert torch.equal(vmap(lambda x, p: x.narrow(-1, p, 2), (1, 0))(x.T, place[:1].expand(3)), x[:, 1:3])
         slope = grad(lambda x: torch.tensor_split(x, place, 1)[1].square().sum())(x)
         assert torch.equal(slope, torch.cat([x[:, :1] * 0, 2 * x[:, 1:3], x[:, 3:] * 0], 1))
         with pytest.raises(RuntimeError, match="several numbers"):
             vmap(lambda x, p: torch.tensor_split(x, p)[1])(x, torch.tensor([[1, 2], [1, 3], [1, 2]]))
+        with pytest.raises(RuntimeError, match="several numbers"):
+            vmap(lambda x, p: x.narrow(0, p, 2))(x, torch.tensor([1, 2, 1]))
 
 
 def test_frozen_encoders_with_padding():

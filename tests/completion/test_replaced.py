@@ -154,6 +154,20 @@ def test_exponents_that_are_no_integers():
         torch.testing.assert_close(grad(lambda x: torch.ldexp(x, e.detach()).sum())(x.detach()), expected[0])
 
 
+@pytest.mark.parametrize("p", [0, 0.0, 1, 2, 3, math.inf])
+def test_distances_have_a_gradient_by_both(p):
+    """The number of elements that differ has the gradient 0, and torch none by the second argument."""
+    x, y = seeded(3), seeded(3).flip(0)
+    leaves = [v.clone().requires_grad_() for v in (x, y)]
+    expected = grad(lambda d: torch.linalg.vector_norm(d, p))(x - y)
+    with fullgrad.completing():
+        eager = torch.autograd.grad(torch.dist(*leaves, p), leaves)
+        found = grad(lambda x, y: torch.dist(x, y, p), (0, 1))(x, y)
+        assert torch.dist(x, y, p) == torch.linalg.vector_norm(x - y, p)
+    for gradients in (eager, found):
+        torch.testing.assert_close(gradients, (expected, -expected))
+
+
 def test_distances_of_what_is_no_number():
     """They are no numbers in a batch, too, where they count elements that differ."""
     x = torch.tensor([[math.nan, 1.0], [2.0, 1.0]])
@@ -170,6 +184,17 @@ def test_an_initial_number_has_no_part_of_a_slope(initial):
     expected = torch.autograd.grad(f(x), x)[0]
     with fullgrad.completing():
         torch.testing.assert_close(grad(f)(x.detach()), expected)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_equal_numbers_of_a_segment_share_its_slope(reduce, sign):
+    """Whatever the sign of what comes back, of which torch divides positive numbers alone."""
+    x, lengths = torch.tensor([2.0, 2.0, 2.0, 7.0, 7.0, 5.0]), torch.tensor([3, 2, 1])
+    f = lambda x: sign * torch.segment_reduce(x, reduce, lengths=lengths).sum()  # noqa: E731
+    with fullgrad.completing():
+        found = grad(f)(x)
+    torch.testing.assert_close(found, sign * torch.tensor([1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2, 1.0]))
 
 
 def test_products_of_large_numbers_and_zeros():
@@ -339,6 +364,34 @@ def test_running_logarithms_of_a_number_have_every_eager_derivative():
         for expected in (x.cos(), -x.sin(), -x.cos()):
             (y,) = torch.autograd.grad(y, x, create_graph=True)
             torch.testing.assert_close(y, expected)
+
+
+def test_masked_logarithms_have_every_eager_derivative():
+    """Nothing comes back where both numbers are left out, from where torch's second derivative is NaN; the first is torch's."""
+    x, masks = seeded(2, 4), [torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])]
+    weights = torch.arange(1.0, 5, dtype=torch.float64)
+
+    def masked(x):
+        return torch.masked.logaddexp(x[0], x[1], input_mask=masks[0], other_mask=masks[1])
+
+    def plain(x):
+        y = torch.logaddexp(x[0, :1], x[1, :1])
+        return torch.cat([y, x[0, 1:2], x[1, 2:3], y * 0])
+
+    def derivatives(f):
+        leaf, found = x.clone().requires_grad_(), []
+        y = (f(leaf).nan_to_num(0, 0, 0) * weights).sin().sum()
+        for _ in range(3):
+            (g,) = torch.autograd.grad(y, leaf, create_graph=True)
+            y = (g * weights).sin().sum()
+            found.append(g.detach())
+        return found
+
+    first, expected = derivatives(masked)[0], derivatives(plain)
+    with fullgrad.completing():
+        found = derivatives(masked)
+    torch.testing.assert_close(found[0], first, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected)
 
 
 def test_eager_derivatives_of_running_logarithms():

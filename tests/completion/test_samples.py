@@ -177,6 +177,10 @@ NAMES = [
     "nn.LSTM",
     "nn.TransformerDecoderLayer",
     "linalg.slogdet",
+    "_segment_reduce.lengths",
+    "cholesky_inverse",
+    "ormqr",
+    "nn.functional.grid_sample",
     "ldexp",
     "linalg.det",
     "linalg.eigvals",
@@ -185,6 +189,7 @@ NAMES = [
 
 # Differences of the third order have few digits there, as the page says.
 UNSEEN = {("svd_lowrank", "third derivatives")}
+SECOND = {"_segment_reduce.lengths"}  # of whose first sample all derivatives are 0
 
 
 @pytest.mark.long(but=1)
@@ -193,7 +198,8 @@ def test_small_errors_are_caught_where_something_may_differ(name):
     """Values that are off by 0.1%, first derivatives by 1%, and higher ones, in every try that is left."""
     if name not in by_name():
         pytest.skip("torch has no such operator")
-    sample, broken = next(iter(by_name()[name].samples(1))), [lambda y: y]
+    count, broken = 1 + (name in SECOND), [lambda y: y]
+    sample = list(by_name()[name].samples(count))[count - 1]
     sample = sample._replace(
         outputs=lambda *xs, f=sample.outputs: [broken[0](y) if _completing._state.is_inside else y for y in f(*xs)]
     )

@@ -181,6 +181,7 @@ NAMES = [
     "cholesky_inverse",
     "ormqr",
     "nn.functional.grid_sample",
+    "nn.functional.scaled_dot_product_attention",
     "ldexp",
     "linalg.det",
     "linalg.eigvals",

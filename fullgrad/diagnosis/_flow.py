@@ -425,7 +425,7 @@ def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -
             alive = came[0].ne(0).any(0), went[0].ne(0).any(0)
             units = int((alive[0] & ~alive[1]).sum()), int(alive[0].sum())
         inputs = sum(edge is not None for edge, _ in node.next_functions)
-        of_own = own.__name__ if is_own else ""
+        of_own = own.__name__ if is_own and own is not None else ""
         records.append(Node(name, cls, layer, place, elements, passed, units, made_nan, inputs, is_own, of_own, alive))
 
     return hook

@@ -57,8 +57,15 @@ def sources(target: str) -> Iterator[tuple[Path, str]]:
 def _files(folder: Path, label: str) -> Iterator[tuple[Path, str]]:
     for file in sorted(folder.rglob("*.py")):
         inner = file.relative_to(folder)
-        if not any(part.startswith(".") or part == "node_modules" for part in inner.parts):
+        if not any(_is_left_out(folder.joinpath(*inner.parts[: i + 1])) for i in range(len(inner.parts))):
             yield file, (Path(label) / inner).as_posix()
+
+
+def _is_left_out(path: Path) -> bool:
+    """Whether a file or folder is hidden, or a folder of what was installed or is a copy that a build has made."""
+    if path.name in ("build", "dist"):  # unless they are packages
+        return path.is_dir() and not (path / "__init__.py").exists()
+    return path.name.startswith(".") or path.name in ("node_modules", "venv") or path.name.endswith(".egg-info")
 
 
 def _modules(target: str) -> list[str]:

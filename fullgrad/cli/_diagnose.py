@@ -19,7 +19,7 @@ from fullgrad.cli._arguments import refuse_file
 from fullgrad.cli._errors import UsageError, did_you_mean
 from fullgrad.cli._output import write_json
 from fullgrad.diagnosis._diagnose import diagnose, with_gradients
-from fullgrad.diagnosis._flow import copied, kept, squares
+from fullgrad.diagnosis._flow import copied, kept, lacks, squares
 from fullgrad.diagnosis._page import called, page
 from fullgrad.nn._batches import arguments_of
 
@@ -36,13 +36,21 @@ def run(options: argparse.Namespace) -> int:
             if not callable(loss):
                 raise UsageError(f"{options.loss} is of type {type(loss).__name__}, and must be a function of the output.")
         _try(model, args, kwargs, loss, options)
-        found = diagnose(model, args, kwargs, loss)
+        try:
+            found = diagnose(model, args, kwargs, loss)
+        except (RuntimeError, NotImplementedError) as error:
+            if not lacks(error):
+                raise
+            raise UsageError(f"the backward of {options.loss or 'the loss'} raises: {_told(error)}") from None
     output.write_text(page(options.model, found), encoding="utf-8")
     for f in found.findings:
         others = f" and {len(f.layers) - 1} more" if len(f.layers) > 1 else ""
-        print(f"{called(f.layer)}{others}: {f.kind}: {f.what}" + (f" -> {f.line}" if f.line else ""))
+        more = f" -> {f.line}" if f.line else f" (at {f.place})" if f.place else ""
+        print(f"{called(f.layer)}{others}: {f.kind}: {f.what}{more}")
     count = len(found.findings)
     print(f"{count or 'no'} finding{'s' * (count != 1)}; wrote {output}")
+    for note in found.notes:
+        print(f"note: {note}")
     write_json(options, dataclasses.asdict(found))
     return int(bool(count))
 
@@ -102,6 +110,8 @@ def _try(model: nn.Module, args: Any, kwargs: Any, loss: Any, options: argparse.
             if total.requires_grad:
                 total.backward()
         except Exception as error:
+            if lacks(error):  # a finding
+                return
             raise UsageError(f"the backward of {options.model} raises with {options.batch}: {_told(error)}") from None
 
 

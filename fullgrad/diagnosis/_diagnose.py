@@ -17,7 +17,7 @@ from fullgrad.audit._find import audit_tree
 from fullgrad.audit._sources import tree
 from fullgrad.completion import operators
 from fullgrad.diagnosis import _flow, _mend
-from fullgrad.diagnosis._flow import Flow, Loss, Node, copied, flow, kept, scales, squares
+from fullgrad.diagnosis._flow import Flow, Loss, Node, flow, kept, scales, squares
 from fullgrad.diagnosis._transforms import ADOPTING, BOTH, CHECKPOINTS, COMPLETING, Tested, tested
 
 _SMALL, _LARGE = 1e-6, 1e6
@@ -64,12 +64,13 @@ def diagnose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lo
     """Run a model forward and backward, and its layers under each transform. The model is changed: pass a copy."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        with kept(model):
-            recorded = flow(model, copied(args), copied(kwargs), loss)
+        recorded = flow(model, args, kwargs, loss)
         torch.manual_seed(0)
         with kept(model):
-            sizes = scales(model, args, kwargs, loss)
+            sizes = scales(model, args, kwargs, loss, recorded.lacking)
         calls = recorded.calls if recorded.has_gradient else {}
+        raising = [cut.layer for cut in recorded.cuts if cut.raises]  # All derivatives of such a layer raise.
+        calls = {name: call for name, call in calls.items() if not any(_is_inside(layer, name) for layer in raising)}
         results = {name: tested(call, _has_functions(recorded, name)) for name, call in calls.items()}
     source = _source(model)
     found = [*_of_flow(model, recorded), *_of_scales(sizes), *_of_transforms(recorded, results, source), *_of_source(source)]
@@ -103,27 +104,35 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
             if node.function and node.inputs > 1:  # an estimator of its own, which another derivative would destroy
                 what += f", for none of its {node.inputs} inputs: is its window too narrow for these values?"
                 mend = _mend.Mend("", "", "")
+            elif node.is_own:
+                mend, what = _of_own(node, what)
             else:
                 mend = _mend.of_dead(node.place, node.name, layer, module)
         elif _flow.is_saturated(node):
             what = f"{name} passes {node.passed:,} of the {node.elements:,} elements of the gradient that reach it"
             if node.units is not None and node.units[0]:
                 what += f"; {node.units[0]:,} of {node.units[1]:,} units get none from any sample"
-            mend, kind = _mend.of_dead(node.place, node.name, layer, module), "saturated"
+            kind = "saturated"
+            if node.is_own:
+                mend, what = _of_own(node, what)
+            else:
+                mend = _mend.of_dead(node.place, node.name, layer, module)
         else:
             continue
         told.add(key)
         # Of a layer of torch's the place is only where its parent is called.
-        place = str(node.place) if node.place is not None and (mend.instead_of or not layer) else ""
+        place = str(node.place) if node.place is not None and (mend.instead_of or not layer or node.is_own) else ""
         yield Found(node.layer, kind, what, mend.line, mend.instead_of, mend.page, place)
     for cut in recorded.cuts:
         names, function = sorted(cut.parameters), cut.place.function
         is_context = function in _mend.CONTEXTS
-        what = f"torch.{function} ends the gradient" if is_context else f"{function} has no derivative"
+        is_asked = is_context or function in _flow.STOPS
+        what = f"{'torch.' * is_context}{function} {'ends the gradient' if is_asked else 'has no derivative'}"
+        what += ": the backward raises" if cut.raises else ""
         what += f", and {_count(len(names), 'parameter')} before it get no gradient: "
         what += ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
         what += "; compute it outside of the context" if is_context else ""
-        mend = _mend.of_cut(cut.place)
+        mend = _mend.of_cut(cut.place, cut.raises)
         yield Found(cut.layer, "no gradient", what, mend.line, mend.instead_of, mend.page, str(cut.place))
     if not recorded.has_gradient and not recorded.cuts:
         yield Found(
@@ -139,8 +148,20 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
         yield Found(layer, "nan value", what, "", place=str(place or ""))
 
 
+def _is_inside(layer: str, other: str) -> bool:
+    return other in ("(all)", layer) or layer.startswith(f"{other}.")
+
+
 def _called(node: Node) -> str:
+    if node.is_own:  # a rule of the user's has a class of this package as its node, and no name
+        return node.place.operator if node.place is not None and node.place.operator else f"the declared gradient of {node.name}"
     return node.name.removesuffix("Backward") if node.function is None else node.function.__name__
+
+
+def _of_own(node: Node, what: str) -> tuple[_mend.Mend, str]:
+    """No line, since the operator has a declared gradient already; the words say what lets it pass more."""
+    more, page = _mend.of_own(node.place.operator if node.place is not None else "")
+    return _mend.Mend("", "", page), f"{what}: {more}" if more else what
 
 
 def _count(number: int, word: str) -> str:
@@ -179,7 +200,7 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
     kind_of = {name: first for first, names in recorded.kinds.items() for name in names}
     for name, result in results.items():
         inner = [n for n in kind_of if n != name and (name == "(all)" or n.startswith(f"{name}."))]
-        known = {way for n in inner for way in results[kind_of[n]].fails}
+        known = {way for n in inner if kind_of[n] in results for way in results[kind_of[n]].fails}
         classes = recorded.functions[name]
         fails = result.fails if classes else {way: told for way, told in result.fails.items() if way not in known}
         if not fails:

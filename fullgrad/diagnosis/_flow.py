@@ -11,13 +11,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 import fullgrad
+from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.function import Function
 from fullgrad._dispatch import operator_of_class, pytree
 from fullgrad.diagnosis._mend import Place, place_of_call
+from fullgrad.gradients._cotangent_map import CotangentMap
 
 Loss = Callable[..., Any]
 # Functions whose derivative is 0, and functions that pass no gradient where they saturate.
 _HARD = re.compile(r"round|floor|ceil|trunc|sign|sgn|heaviside")
 _SATURATE = re.compile(r"relu|clamp|hard|threshold|sigmoid|tanh|elu|softplus|hardshrink|softshrink|logsigmoid|gelu|silu", re.I)
+# Functions that read a shape alone, and those that a user calls to end a gradient.
+_MAKES = re.compile(r"^(new_)?(zeros|ones|full|empty|rand|randn|randint)(_like)?$")
+STOPS = ("detach", "data")
+_LACKS = re.compile(r"derivative for (?:aten::|')(\w+).* is not implemented")  # torch's words
 _MASKS = 0.1  # a smaller share of the gradient's elements passes: a finding
 _UNITS = 0.5  # a larger share of the units gets no gradient from any sample: a finding
 _SAMPLES = 4  # of at least as many samples
@@ -44,6 +51,9 @@ class Node(NamedTuple):
     units: tuple[int, int] | None  # without a gradient from any sample, of all
     made_nan: bool
     inputs: int = 1  # that have a gradient
+    is_own: bool = False  # an operator of this package, or a rule that is declared with it
+    own: str = ""  # the name of its class
+    alive: tuple[Tensor, Tensor] | None = None  # the units that a gradient reaches from any sample, before and after
 
 
 class Cut(NamedTuple):
@@ -52,6 +62,7 @@ class Cut(NamedTuple):
     place: Place
     layer: str
     parameters: set[str]
+    raises: bool = False  # torch has no derivative, and says so
 
 
 class Flow(NamedTuple):
@@ -67,6 +78,7 @@ class Flow(NamedTuple):
     nonfinite: dict[str, Place | None]  # layers whose output is not finite though their input is, and the call that made it so
     loss: float
     has_gradient: bool
+    lacking: set[str]  # functions whose derivative raises, which were cut
 
 
 @contextlib.contextmanager
@@ -120,9 +132,10 @@ def copied(value: Any) -> Any:
 class _Watch(TorchFunctionMode):
     """Where the user's code calls torch's functions, and which of the calls end the graph."""
 
-    def __init__(self, layers: list[str]) -> None:
+    def __init__(self, layers: list[str], lacking: set[str]) -> None:
         super().__init__()
-        self.layers, self.is_on = layers, True
+        self.layers, self.is_on, self.lacking = layers, True, lacking
+        self.raising: list[tuple[Place, str, list[Tensor]]] = []
         self.places: dict[Any, Place | None] = {}
         self.cuts: list[tuple[Place, str, list[Tensor]]] = []
         self.no_grad: tuple[Place, str] | None = None  # where the context begins
@@ -145,14 +158,19 @@ class _Watch(TorchFunctionMode):
         if not fresh and not ends:
             return y
         name = "data" if name == "__get__" else name
-        place = place_of_call(name)
+        place = place_of_call(name, func)
         if fresh:
             # Python's operators may be several calls of torch, and so several nodes.
             inputs: dict[Any, Place | None] = {
                 v.grad_fn: None for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)
             }
-            self.places.update(dict.fromkeys(reachable([v.grad_fn for v in fresh], ChainMap(self.places, inputs)), place))
-        elif place is not None:
+            nodes = reachable([v.grad_fn for v in fresh], ChainMap(self.places, inputs))
+            if _lacks(nodes, self.lacking):
+                given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
+                self.raising += [] if place is None else [(place, self.layers[-1], given)]
+                return _ended(y)
+            self.places.update(dict.fromkeys(nodes, place))
+        elif place is not None and not _MAKES.match(name):
             given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
             if given:
                 if torch.is_inference_mode_enabled():
@@ -161,8 +179,52 @@ class _Watch(TorchFunctionMode):
         return y
 
 
+class _Ending(TorchFunctionMode):
+    """The results of functions whose derivative raises are constants."""
+
+    def __init__(self, lacking: set[str]) -> None:
+        super().__init__()
+        self.lacking = lacking
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = func(*args, **(kwargs or {}))
+        given = {v.grad_fn: None for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
+        fresh = [v.grad_fn for v in pytree.tree_leaves(y) if isinstance(v, Tensor)]
+        return _ended(y) if _lacks(reachable(fresh, given), self.lacking) else y
+
+
+def _lacks(nodes: list[Any], lacking: set[str]) -> bool:
+    return bool(lacking) and any(type(n).__name__ == "NotImplemented" or _name(n) in lacking for n in nodes)
+
+
+def _ended(y: Any) -> Any:
+    return pytree.tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, y)
+
+
+def lacks(error: Exception) -> str:
+    """The function of which torch says that it has no derivative, or an empty string."""
+    found = _LACKS.search(str(error))
+    return found.group(1) if found else ""
+
+
 def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss) -> Flow:
-    """Run the model forward and backward, and record what each node of the graph does to the gradient."""
+    """Run the model forward and backward, and record what each node of the graph does to the gradient.
+
+    Where the backward raises for a function without a derivative, the model runs again with that function's results as constants.
+    """
+    lacking: set[str] = set()
+    while True:
+        try:
+            with torch.random.fork_rng(), kept(model):
+                return _flow(model, copied(args), copied(kwargs), loss, lacking)
+        except (RuntimeError, NotImplementedError) as error:
+            name = lacks(error)
+            if not name or name in lacking:  # or one of the loss, which is called as it is
+                raise
+            lacking.add(name)
+
+
+def _flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss, lacking: set[str]) -> Flow:
     layers: list[str] = ["(all)"]
     owner: dict[Any, str] = {}
     calls: dict[str, Call] = {}
@@ -172,7 +234,7 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     nonfinite: dict[str, Place | None] = {}
     given: list[Any] = []
     seen: set[Any] = set()
-    watch, handles = _Watch(layers), []
+    watch, handles = _Watch(layers, lacking), []
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         layers.append(name)
@@ -230,20 +292,55 @@ def flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: 
     without = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not _passed(p.grad))]
     none = {n for n, p in model.named_parameters() if p.requires_grad and p.grad is None}
     cuts: dict[tuple[Place, str], Cut] = {}
-    for place, layer, tensors in watch.cuts:
+    for raises, (place, layer, tensors) in [(True, c) for c in watch.raising] + [(False, c) for c in watch.cuts]:
         found = {
             names.get(id(v)) for n in reachable([_node(t) for t in tensors]) if (v := getattr(n, "variable", None)) is not None
         }
-        if found & none:
-            cuts.setdefault((place, layer), Cut(place, layer, set())).parameters.update(map(str, found & none))
+        found = found if raises else found & none
+        if found or raises:
+            place = place._replace(call=0)
+            cuts.setdefault((place, layer), Cut(place, layer, set(), raises)).parameters.update(map(str, found - {None}))
     kinds_of = {names[0]: names for names in kinds.values()}
     value, has_gradient = float(total.detach()), total.requires_grad
-    return Flow(records, [*cuts.values()], calls, kinds_of, functions, operators, without, nonfinite, value, has_gradient)
+    ends = _in_order([*cuts.values()])
+    return Flow(_merged(records), ends, calls, kinds_of, functions, operators, without, nonfinite, value, has_gradient, lacking)
 
 
-def scales(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss) -> dict[str, Any]:
+def _in_order(cuts: list[Cut]) -> list[Cut]:
+    """The cuts, without what the user ends where another function ends the same gradients, as the reset of a spike does."""
+    others = [cut for cut in cuts if cut.place.function not in STOPS]
+    known = {name for cut in others for name in cut.parameters}
+    return [*others, *[cut for cut in cuts if cut.place.function in STOPS and not cut.parameters <= known]]
+
+
+def _merged(records: list[Node]) -> list[Node]:
+    """The records, in which the calls of one operator of this package at one place are one: a spike is called in each step.
+
+    A call that passes none stays one by itself if no gradient reaches the calls before it: they are layers, not steps.
+    """
+    calls: dict[Any, list[Node]] = {}
+    for i, node in enumerate(records):
+        is_step = node.is_own and not node.made_nan and node.place is not None
+        calls.setdefault((node.layer, node.place, node.name) if is_step else i, []).append(node)
+    found = []
+    for nodes in calls.values():
+        first, alive = nodes[0], [n.alive for n in nodes if n.alive is not None]
+        if len(nodes) == 1 or any(not n.elements for n in nodes):
+            found += nodes
+            continue
+        units = None
+        if len(alive) == len(nodes) and len({a.shape for a, _ in alive}) == 1:
+            came, went = [torch.stack(of).any(0) for of in zip(*alive, strict=True)]
+            units = int((came & ~went).sum()), int(came.sum())
+        sums = sum(n.elements for n in nodes), sum(n.passed for n in nodes)
+        found.append(first._replace(elements=sums[0], passed=sums[1], units=units))
+    return found
+
+
+def scales(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss, lacking: set[str]) -> dict[str, Any]:
     """The root mean squares of values and gradients, by layer."""
-    with torch.enable_grad(), fullgrad.track_scales(model, "rms") as found:
+    ending = _Ending(lacking) if lacking else contextlib.nullcontext()
+    with ending, torch.enable_grad(), fullgrad.track_scales(model, "rms") as found:
         total = loss(model(*copied(args), **copied(kwargs)))
         if total.requires_grad:
             total.backward()
@@ -305,6 +402,10 @@ def _name(node: Any) -> str:
 
 def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -> Any:
     name, cls = _name(node), _class(node)
+    own = getattr(type(node), "_forward_cls", None)
+    is_own = cls is None and own is not None and own.__module__.startswith("fullgrad.") and not is_cotangent_map(own)
+    # Functions of `safe` are asked for their 0 where torch has NaN.
+    is_own = is_own and not (place is not None and place.operator.startswith("fullgrad.safe."))
 
     def hook(after: tuple[Any, ...], before: tuple[Any, ...]) -> None:
         came, went = [[g for g in gs if isinstance(g, Tensor)] for gs in (before, after)]
@@ -312,7 +413,7 @@ def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -
             return
         elements, passed = sum(map(_passed, came)), sum(map(_passed, went))
         made_nan = all(_finite(g) for g in came) and not all(_finite(g) for g in went)
-        units = None
+        units = alive = None
         is_dense = all(g.layout is torch.strided for g in (*came, *went))
         if (
             is_dense
@@ -321,29 +422,53 @@ def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -
             and came[0].ndim > 1
             and len(came[0]) >= _SAMPLES
         ):
-            reached = came[0].ne(0).any(0)
-            units = int((reached & ~went[0].ne(0).any(0)).sum()), int(reached.sum())
+            alive = came[0].ne(0).any(0), went[0].ne(0).any(0)
+            units = int((alive[0] & ~alive[1]).sum()), int(alive[0].sum())
         inputs = sum(edge is not None for edge, _ in node.next_functions)
-        records.append(Node(name, cls, layer, place, elements, passed, units, made_nan, inputs))
+        of_own = own.__name__ if is_own and own is not None else ""
+        records.append(Node(name, cls, layer, place, elements, passed, units, made_nan, inputs, is_own, of_own, alive))
 
     return hook
 
 
+def is_cotangent_map(cls: type) -> bool:
+    """Whether a class of the graph is an operator of this package that changes the gradient alone."""
+    return cls.__module__.startswith("fullgrad.") and any(cls.__name__ == of.__name__ for of in CotangentMap.__subclasses__())
+
+
+def operators_named(name: str, base: type = Function) -> list[type]:
+    """The operators of this package with a class of that name; the class of a node has the name alone."""
+    return [cls for cls in _subclasses(base) if cls.__name__ == name]
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)
+
+
 def is_dead(node: Node) -> bool:
-    """Whether a gradient came and none went on, at a function that is hard or saturates, and not at a weight that is 0."""
-    is_judged = node.function or _HARD.search(node.name) or _SATURATE.search(node.name)
+    """Whether a gradient came and none went on, at a function that can pass none, and not at a weight that is 0.
+
+    Each operator of this package is such a function: its derivative may be 0 where a spike, a bound or a projection saturates.
+    """
+    is_judged = node.function or node.is_own or _HARD.search(node.name) or _SATURATE.search(node.name)
     return bool(is_judged) and node.elements > 0 and not node.passed
 
 
 def is_unreached(node: Node) -> bool:
     """Whether the node would end the gradient, and none came."""
-    return bool(node.function or _HARD.search(node.name)) and not node.elements
+    return bool(node.function or (_HARD.search(node.name) and not node.is_own)) and not node.elements
 
 
 def is_saturated(node: Node) -> bool:
     """Whether little of the gradient went on, at a function that saturates. A Function may give it to one of its inputs alone."""
-    if is_dead(node) or not node.elements or not (node.function or _SATURATE.search(node.name)):
+    if is_dead(node) or not node.elements or not (node.function or node.is_own or _SATURATE.search(node.name)):
         return False
-    if node.function and node.inputs > 1:
+    if (node.function or node.is_own) and node.inputs > 1:
         return False
-    return node.passed < _MASKS * node.elements or (node.units is not None and node.units[0] > _UNITS * node.units[1] > 0)
+    if node.units is not None and node.units[0] > _UNITS * node.units[1] > 0:
+        return True
+    # A projection passes few elements of a row by design, another operator acts on each.
+    acts_on_each = not node.is_own or bool(operators_named(node.own, Elementwise))
+    return acts_on_each and node.passed < _MASKS * node.elements

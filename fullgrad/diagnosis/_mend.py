@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import linecache
 import sys
 import textwrap
@@ -42,6 +43,7 @@ _SINGULAR |= {"arcsin": "fullgrad.safe.asin", "arctan2": "fullgrad.safe.atan2", 
 _RELUS = ("relu", "relu_")
 # What ends the gradient of all that runs in it.
 CONTEXTS = ("no_grad", "inference_mode")
+_PAGES = ("losses", "quantizers", "sampling", "safe")
 # How many arguments an operator takes over; the others have other meanings.
 _TAKES = dict.fromkeys(ROUNDINGS, 1) | dict.fromkeys(_SOFT, 1) | dict.fromkeys(COMPARISONS, 2)
 _TAKES |= {"sqrt": 1, "log": 1, "div": 2, "pow": 2, "acos": 1, "asin": 1, "atan2": 2, "norm": 1, "vector_norm": 1}
@@ -57,6 +59,8 @@ class Place(NamedTuple):
     file: str
     line: int
     function: str
+    operator: str = ""  # the full name of the function if it is one of this package
+    call: int = 0  # which of the calls of the line
 
     def __str__(self) -> str:
         return f"{short(self.file)}:{self.line}"
@@ -70,14 +74,16 @@ class Mend(NamedTuple):
     page: str
 
 
-def place_of_call(function: str) -> Place | None:
+def place_of_call(function: str, called: Any = None) -> Place | None:
     """The innermost frame outside of torch and of this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<fullgrad")):
         frame = frame.f_back
     name = function.strip("_")
     name = name if name not in ("truediv", "rtruediv", "rdiv") else "div"
-    return None if frame is None else Place(frame.f_code.co_filename, frame.f_lineno, name)
+    module = getattr(called, "__module__", None) or ""
+    operator = f"{module}.{function}" if module.partition(".")[0] == "fullgrad" else ""
+    return None if frame is None else Place(frame.f_code.co_filename, frame.f_lineno, name, operator, frame.f_lasti)
 
 
 def short(file: str) -> str:
@@ -106,10 +112,32 @@ def of_dead(place: Place | None, function: str, layer: str, module: Any) -> Mend
     return Mend(*found, page)
 
 
-def of_cut(place: Place) -> Mend:
+def of_own(operator: str) -> tuple[str, str]:
+    """What lets an operator of this package pass more of the gradient, and the page of its family."""
+    family = operator.split(".")[1] if operator.count(".") > 1 else ""
+    function = functools.reduce(getattr, operator.split(".")[1:], fullgrad) if operator else None
+    names = inspect.signature(function).parameters if callable(function) else {}
+    if family == "spikes":
+        narrow = " (a smaller alpha)" if "alpha" in names and "alpha: The inverse width" in (function.__doc__ or "") else ""
+        return f"a wider surrogate{narrow} or another threshold passes more", "families/spikes"
+    if "softness" in names:
+        return "a larger softness passes more", "which"
+    if {"min_value", "max_value"} & {*names}:
+        return "other bounds pass more", "families/clamping"
+    return "", f"families/{family}" if family in _PAGES else "which"
+
+
+def of_cut(place: Place, raises: bool = False) -> Mend:
     """The line for a function without a derivative; none for a context, out of which the user's code has to go."""
-    if place.function in CONTEXTS:
+    if place.function in (*CONTEXTS, "detach", "data"):
         return Mend("", "", "")
+    if place.function == "heaviside":
+        found = _written(place, "fullgrad.heaviside_st")
+        line, instead_of = found or ("y = fullgrad.heaviside_st(x)", "y = torch.heaviside(x, values)")
+        return Mend(f"{line}  # or a spike of fullgrad.spikes", instead_of, "families/spikes")
+    if raises:  # at any later use of its graph, so that its input is detached
+        line = f"y = fullgrad.replace_grad({place.function}(x.detach()), x)"
+        return Mend(line, f"y = {place.function}(x)", "families/straight-through")
     operator = COMPARISONS.get(place.function) or _INDICES.get(place.function) or _SOFT.get(place.function)
     found = _written(place, operator) if operator else None
     if found is None:
@@ -160,6 +188,8 @@ def _written(place: Place | None, operator: str, more: str = "") -> tuple[str, s
         texts = [ast.get_source_segment(source, a) or ast.unparse(a) for a in args]
         if operator == "fullgrad.safe.div" and isinstance(args[0], ast.Constant):
             texts[0] = f"torch.as_tensor({texts[0]})"
+        if place.function == "heaviside":
+            args, texts = args[:1], texts[:1]  # The value at 0 is one half.
         takes = _TAKES.get(place.function)
         fits = takes is None or (len(args) == takes and not rest)
         if not fits and place.function in _SINGULAR:

@@ -78,9 +78,9 @@ def _card(found: Found) -> str:
         else:
             parts.append(f'<p class="dim">{"Around the derivative" if found.line.startswith("with ") else "Write"}</p>')
         parts.append(f'<pre class="mend">{escape(found.line)}</pre>')
-        parts.append(f'<p class="dim">Documentation: {escape(found.page)}</p>' if found.page else "")
     else:
-        parts.append('<p class="dim">No line of this package mends it.</p>')
+        parts.append('<p class="dim">No line of this package mends it.</p>' if not found.page else "")
+    parts.append(f'<p class="dim">Documentation: {escape(found.page)}</p>' if found.page else "")
     return "".join(parts) + "</article>"
 
 

@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 import fullgrad
 from fullgrad._dispatch import pytree
 from fullgrad._suite.torch_operators import forward, reverse
-from fullgrad.diagnosis._flow import Call, attributes_kept, reachable
-from fullgrad.gradients._cotangent_map import CotangentMap
+from fullgrad.diagnosis._flow import Call, attributes_kept, is_cotangent_map, reachable
 
 ADOPTING, COMPLETING = "with fullgrad.adopting():", "with fullgrad.completing():"
 BOTH = "with fullgrad.adopting(), fullgrad.completing():"
@@ -167,12 +166,7 @@ def _expected(f: Any, xs: Any, vs: Any) -> _Expected:
         rows = {order: (found.get(order, (torch.tensor(torch.nan), ""))[0], by_differences[order - 1]) for order in (1, 2)}
         found = {order: (a, BY_BOTH) if _close(a, b, False) else (b, BY_DIFFERENCES) for order, (a, b) in rows.items()}
     found = {order: e for order, e in found.items() if e[0].isfinite()}
-    return _Expected(found, constants.under_no_grad, any(map(_is_cotangent_map, classes)))
-
-
-def _is_cotangent_map(cls: type) -> bool:
-    """Whether a class of the graph is an operator of this package that changes the gradient alone."""
-    return cls.__module__.startswith("fullgrad.") and any(cls.__name__ == of.__name__ for of in CotangentMap.__subclasses__())
+    return _Expected(found, constants.under_no_grad, any(map(is_cotangent_map, classes)))
 
 
 def _differences(f: Callable[..., Tensor], xs: Sequence[Tensor], vs: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:

@@ -597,3 +597,14 @@ def test_operators_of_torch_library_are_listed():
     }
     assert found["space::with_rule"].replacement == "adopt(op), or adopting()"
     assert "reference" in found["space::without_rule"].replacement
+
+
+def test_folders_of_builds_and_environments_are_left_out(tmp_path):
+    """A copy that a build has made is not read again; a package of such a name is."""
+    source = function("x.round()", "g")
+    left_out = ("build/lib/mine", "dist", "venv", ".venv/lib", ".hidden", "mine.egg-info", "node_modules")
+    for folder in ("mine", "mine/build", *left_out):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "own.py").write_text(source)
+    (tmp_path / "mine" / "build" / "__init__.py").write_text("")
+    assert {f.file for f in audit([str(tmp_path)])} == {f"{tmp_path.as_posix()}/mine{inner}/own.py" for inner in ("", "/build")}

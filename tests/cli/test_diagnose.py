@@ -432,6 +432,82 @@ def test_operators_that_change_the_gradient_alone_are_right_as_they_are(diagnose
     assert "torch.func.grad" in found["fails"]
 
 
+BATCH = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nbatch = torch.randn(6, 8)\n"
+
+SPIKING = """
+import torch, fullgrad
+from torch import nn
+
+class Neurons(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.spike = nn.Linear(8, 32), SPIKE
+    def forward(self, x):
+        v, spikes = torch.zeros_like(x[0, :, :1]), []
+        for current in self.fc(x):
+            v = 0.9 * v + current
+            spikes.append(self.spike(v))
+            v = v - spikes[-1].detach()
+        return torch.stack(spikes)
+
+torch.manual_seed(0)
+model, batch = nn.Sequential(nn.Linear(8, 8), Neurons(), nn.Linear(32, 3)), torch.randn(5, 16, 8)
+"""
+# The spike, and the kind of the finding, its words, and its line.
+SPIKES = {
+    "fullgrad.nn.RectSpike(1.0, threshold=100.0)": (
+        "dead gradient",
+        "fullgrad.spikes.rect passes 0 of the 2,560 elements",
+        "a wider surrogate (a smaller alpha) or another threshold passes more",
+    ),
+    "fullgrad.nn.SigmoidSpike(2000.0, threshold=1.0)": ("saturated", "fullgrad.spikes.sigmoid passes", "a smaller alpha"),
+    "lambda v: fullgrad.clamp(v - 100, -1.0, 1.0)": ("dead gradient", "fullgrad.clamp passes 0 of", "other bounds pass more"),
+    "lambda v: (v >= 1).float()": ("no gradient", "ge has no derivative, and 4 parameters", "greater_equal_st(v, 1)"),
+    "lambda v: torch.heaviside(v - 1, torch.ones(()))": (
+        "no gradient",
+        "heaviside has no derivative: the backward raises, and 4 parameters",
+        "fullgrad.heaviside_st(v - 1)  # or a spike of fullgrad.spikes",
+    ),
+    "lambda v: torch.igamma(v.square() + 1, v.square())": (
+        "no gradient",
+        "igamma has no derivative: the backward raises, and 4 parameters",
+        "y = fullgrad.replace_grad(igamma(x.detach()), x)",
+    ),
+}
+
+
+@pytest.mark.parametrize("spike", SPIKES)
+def test_the_finding_of_a_spiking_network_is_at_its_spike(spike, diagnosed, capsys):
+    """It is the first, names the operator, its line and what mends it; neither the start of the state nor the reset is found."""
+    kind, what, mend = SPIKES[spike]
+    source = SPIKING.replace("SPIKE", spike)
+    status, (found, *others), _ = diagnosed(source)
+    assert (status, found["kind"]) == (1, kind)
+    assert what in found["what"]
+    assert mend in f"{found['what']} {found['line']}"
+    assert "spike" in source.splitlines()[int(found["place"].rpartition(":")[2]) - 1]
+    assert not [f for f in others if f["kind"] == "no gradient"]
+    told = capsys.readouterr().out
+    assert (f"(at {found['place']})" in told) is (not found["line"])
+    assert ("note: these parameters get no gradient, or zeros: 0.weight" in told) is (kind == "dead gradient")
+
+
+@pytest.mark.parametrize("spike", ["fullgrad.nn.SigmoidSpike(2.0, threshold=0.5)", "fullgrad.nn.RectSpike(0.5, threshold=1.0)"])
+def test_nothing_is_found_at_a_spike_that_passes_its_gradient(spike, diagnosed):
+    """Not even in a step at which it passes none."""
+    assert diagnosed(SPIKING.replace("SPIKE", spike))[:2] == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_found"), [("nn.ReLU()", True), ("fullgrad.nn.RectSpike(1.0)", True), ("fullgrad.nn.Round()", False)]
+)
+def test_units_without_a_gradient_are_found_behind_any_activation(kind, is_found, diagnosed):
+    """24 of 32 units far below the threshold are told behind torch's activation and behind a spike of this package alike."""
+    source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(nn.Linear(8, 32), {kind}, nn.Linear(32, 2))\n"
+    _, findings, _ = diagnosed(source + "with torch.no_grad():\n    model[0].bias[:24] -= 100\n")
+    assert [f["kind"] for f in findings if "24 of 32 units get none from any sample" in f["what"]] == ["saturated"] * is_found
+
+
 ESTIMATOR = """
 import torch
 from torch import nn
@@ -457,9 +533,6 @@ class Model(nn.Module):
 torch.manual_seed(0)
 model, batch = Model(), torch.randn(8, 6)
 """
-
-
-BATCH = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nbatch = torch.randn(6, 8)\n"
 
 
 @pytest.mark.parametrize(("width", "is_dead"), [("0.1", False), ("1e-9", True)])

@@ -437,3 +437,12 @@ def test_forward_mode_does_not_apply_to_what_has_no_tangent():
     case = next(c for c in CASES if not c.has_tangent)
     assert run_check("func_jvp", case).status == NOT_APPLICABLE
     assert run_check("backward", case).status == PASSED
+
+
+def test_a_quantizer_without_a_surrogate_is_told_of_the_keyword():
+    """Its rule holds rounded values constant, which differences do not know; with the surrogate nothing fails."""
+    x, scale = torch.randn(4, 3), torch.tensor(0.3)
+    name = "gradient_by_differences"
+    report = check_operator(fullgrad.quantizers.lsq, x, scale, checks=[name], raise_exception=False)
+    assert report[name].status == "failed"
+    assert "pass `surrogate=`" in report.explain(name)

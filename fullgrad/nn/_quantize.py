@@ -103,7 +103,8 @@ def quantize_(
         outputs: As ``activations``, for the output of each layer that returns one tensor.
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
             integers have them in 32 bits; the scales get no gradient from that.
-        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed.
+        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Bits must be those
+            of the state, whose codes say them, those of ``dynamic`` apart, which no state has.
 
     Returns:
         ``model``.
@@ -113,8 +114,8 @@ def quantize_(
             batches, a class cannot be quantized, or a function does not return a module.
         ValueError: A number of bits is out of its range, ``method`` is unknown or has no zero point, the model has no such layer
             or is quantized already, a weight is no floating parameter with elements, or not of whole groups, no batch reaches a
-            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one, or numbers are not finite. The model is
-            then as before.
+            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one or has other bits, or numbers are not
+            finite. The model is then as before.
 
     Example:
         >>> import torch, fullgrad
@@ -179,6 +180,8 @@ def quantize_(
             quantizers["output"] = _of_numbers(
                 f"the output of {of}", OutputQuantizer, results, for_outputs[name], name, layer, how
             )
+            if state is not None:
+                _check_bits_of(state, f"{name}." * bool(name), quantizers)
             if biases and _is_rounded(of, layer, quantizers):
                 quantizers["bias"] = None
             if any(quantizer is not None for quantizer in quantizers.values()):
@@ -392,6 +395,23 @@ def _of_state(what: str, kind: type[WeightQuantizer], bits: Any, prefix: str, ho
             raise ValueError(f"quantize_: `state` must be that of a model that was quantized likewise, it lacks {key!r}.")
     scale, *zero_point = [how.state[key].detach().clone() for key in keys]
     return kind(scale, *quant_range(bits), how.learn, *zero_point)
+
+
+def _check_bits_of(state: Mapping[str, Any], prefix: str, quantizers: Mapping[str, nn.Module | None]) -> None:
+    """Refuse a state of quantizers that have other numbers of bits than those that are asked for."""
+    for name, quantizer in quantizers.items():
+        codes = state.get(f"{prefix}{name}_quantizer._extra_state")
+        if not isinstance(quantizer, WeightQuantizer) or codes is None:
+            continue
+        low, high, _ = map(int, codes.tolist())
+        asked, found = (quantizer.quant_max - quantizer.quant_min).bit_length(), (high - low).bit_length()
+        if asked != found:
+            argument = {"input": "activations", "output": "outputs"}.get(name, "weights")
+            raise ValueError(
+                f"quantize_: `{argument}` must be the bits of `state`, got {asked} for '{prefix}{name}_quantizer', which has "
+                f"{found} there, codes from {low} to {high}; write {argument}={found}, or {{{prefix[:-1]!r}: {found}, '*': "
+                f"{asked}}} for this layer alone."
+            )
 
 
 def _check_finite(what: str, seen: Seen) -> None:

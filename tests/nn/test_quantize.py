@@ -164,7 +164,10 @@ def test_a_state_is_loaded_without_data(learn):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"weights": 2}, r"`weights` must be the bits of `state`, got 2 for '0.weight_quantizer', which has 4 .* weights=4, or {'0':"),
+        (
+            {"weights": 2},
+            r"`weights` must be the bits of `state`, got 2 for '0.weight_quantizer', which has 4 .* weights=4, or {'0':",
+        ),
         ({"weights": {"5": 3, "*": 4}}, "got 3 for '5.weight_quantizer', which has 4 there, codes from -8 to 7"),
         ({"activations": 4}, "`activations` must be .* got 4 for '0.input_quantizer', which has 6 there, codes from -32 to 31"),
         ({"outputs": 7}, "`outputs` must be .* got 7 for '0.output_quantizer', which has 8 there"),

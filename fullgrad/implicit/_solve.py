@@ -43,8 +43,8 @@ def solve(
         args: Arguments of ``matvec``: any structure of tensors, modules and constants.
         linear_solve: As in :func:`fullgrad.implicit.root`.
         tol: The threshold of a warning, not where a solver stops: an iterative solution warns if its residual is larger than
-            ``tol`` times ``b``, and a dense one if ``matvec`` is not linear. None gives no warning. An iterative solver that stops
-            earlier is ``linear_solve=functools.partial(fullgrad.implicit.cg, tol=1e-3)``.
+            ``tol`` times ``b``, and a dense one if ``matvec`` is not linear. None gives no warning. An iterative solver that
+            stops earlier is ``linear_solve=functools.partial(fullgrad.implicit.cg, tol=1e-3)``.
 
     Returns:
         The solution, like ``b``.

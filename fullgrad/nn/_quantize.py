@@ -64,10 +64,12 @@ def quantize_(
 
     for the largest code *h*. Values and derivatives are those of :func:`fullgrad.quantizers.fake_quantize`. A layer gets a module
     ``weight_quantizer`` with a scale per output channel and ``input_quantizer`` with one scale, unsigned where no number of the
-    data is negative. Its class becomes one that quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, and
-    ``layer.original_weight`` the parameter, whose name in ``state_dict`` stays. So ``torch.func``, ``torch.compile``,
-    ``torch.export``, ``copy.deepcopy``, ``pickle``, averages of weights and per-sample gradients of Opacus work as before. The
-    model is called once with each batch, in evaluation mode and without gradients. :func:`unquantize_` undoes it.
+    data is negative. They are modules of classes ``WeightQuantizer`` and ``InputQuantizer``, with the attributes ``scale``,
+    ``effective_scale`` (what is used), ``zero_point`` (or None), ``quant_min`` and ``quant_max``. Its class becomes one that
+    quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, and ``layer.original_weight`` the parameter,
+    whose name in ``state_dict`` stays. So ``torch.func``, ``torch.compile``, ``torch.export``, ``copy.deepcopy``, ``pickle``,
+    averages of weights and per-sample gradients of Opacus work as before. The model is called once with each batch, in
+    evaluation mode and without gradients. :func:`unquantize_` undoes it.
 
     Args:
         model: A module.

@@ -227,7 +227,7 @@ def unquantize_(model: nn.Module) -> nn.Module:
         >>> import torch, fullgrad
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
         >>> weight = model[0].weight
-        >>> _ = fullgrad.nn.unquantize_(fullgrad.nn.quantize_(model, weights=2, activations=None))
+        >>> _ = fullgrad.nn.unquantize_(fullgrad.nn.quantize_(model, weights=2, activations=None, method="mse"))
         >>> model[0].weight is weight
         True
     """

@@ -168,3 +168,11 @@ def test_dir_shows_public_names():
     """What completion offers are the public names and packages, and no name that the package imports for itself."""
     assert {name for name in dir(fullgrad) if not name.startswith("__")} == {*fullgrad.__all__, "audit", "nn", "testing"}
     assert {"__doc__", "__version__"} <= {*dir(fullgrad)}
+
+
+def test_dir_of_a_module_shows_public_names():
+    """`make_public` and what else a module imports for itself is not among them."""
+    for name in (*fullgrad._MODULES, *fullgrad._TOP_LEVEL, "nn", "nn.soft"):
+        module = importlib.import_module(f"fullgrad.{name}")
+        shown = {n for n in dir(module) if not n.startswith("__")}
+        assert shown == {*module.__all__, *({"soft"} if name == "nn" else ())}, name

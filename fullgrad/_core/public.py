@@ -111,3 +111,10 @@ def make_public(family: str, known_as: str | None = None) -> None:
     """
     make_overridable(sys.modules[family], known_as or family, _refusal)
     load_entries(family)
+    list_public(family)
+
+
+def list_public(module: str) -> None:
+    """Make `dir` of a module, and so completion, offer its public names alone, and no name that it imports for itself."""
+    names = vars(sys.modules[module])
+    names["__dir__"] = lambda: sorted({*names["__all__"], *(name for name in names if name.startswith("__"))})

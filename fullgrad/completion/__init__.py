@@ -1,5 +1,6 @@
 """torch's own operators with all their derivatives: inside `completing`, whole models are right under every transform."""
 
+from fullgrad._core.public import list_public
 from fullgrad.completion import (  # noqa: F401  each enters its operators
     _attention,
     _batches,
@@ -28,3 +29,5 @@ from fullgrad.completion._completing import completing
 from fullgrad.completion._completing import operators as operators
 
 __all__ = ["completing"]
+
+list_public(__name__)

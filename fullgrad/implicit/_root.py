@@ -59,7 +59,8 @@ def root(
         tol: A solution is looked at: where a residual is larger than ``tol`` times the change of ``f`` from a solution of 0 to
             this one, by the slope at it, a warning says so. The residual of an iterative ``linear_solve`` is looked at, too. The
             host waits for the device, as it does once for each derivative, to learn whether the matrix is singular. None leaves
-            both looks out, and compiled code the first.
+            both looks out, and compiled code the first. An iterative ``linear_solve`` stops where it did before: for another
+            tolerance give it as ``functools.partial(fullgrad.implicit.cg, tol=1e-3)``.
         like: For compiled code where the result of the solver is not like ``init``: a function of the same arguments that returns
             empty tensors like the result.
 

@@ -42,8 +42,9 @@ def solve(
         b: The right-hand side, a tensor or a structure of tensors of one dtype.
         args: Arguments of ``matvec``: any structure of tensors, modules and constants.
         linear_solve: As in :func:`fullgrad.implicit.root`.
-        tol: As in :func:`fullgrad.implicit.root`, for an iterative ``linear_solve``; with a dense one, the equation itself
-            is looked at: it warns if ``matvec`` is not linear.
+        tol: The threshold of a warning, not where a solver stops: an iterative solution warns if its residual is larger than
+            ``tol`` times ``b``, and a dense one if ``matvec`` is not linear. None gives no warning. An iterative solver that
+            stops earlier is ``linear_solve=functools.partial(fullgrad.implicit.cg, tol=1e-3)``.
 
     Returns:
         The solution, like ``b``.

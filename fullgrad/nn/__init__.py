@@ -36,3 +36,7 @@ def __getattr__(name: str) -> Any:
         if hasattr(soft, moved):
             raise AttributeError(f"module 'fullgrad.nn' has no attribute {name!r}: write fullgrad.nn.soft.{moved}")
     raise AttributeError(f"module 'fullgrad.nn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "soft", *(name for name in globals() if name.startswith("__"))})

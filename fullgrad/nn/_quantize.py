@@ -66,10 +66,12 @@ def quantize_(
 
     for the largest code *h*. Values and derivatives are those of :func:`fullgrad.quantizers.fake_quantize`. A layer gets a module
     ``weight_quantizer`` with a scale per output channel and ``input_quantizer`` with one scale, unsigned where no number of the
-    data is negative. Its class becomes one that quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, and
-    ``layer.original_weight`` the parameter, whose name in ``state_dict`` stays. So ``torch.func``, ``torch.compile``,
-    ``torch.export``, ``copy.deepcopy``, ``pickle``, averages of weights and per-sample gradients of Opacus work as before. The
-    model is called once with each batch, in evaluation mode and without gradients. :func:`unquantize_` undoes it.
+    data is negative. They are modules of classes ``WeightQuantizer`` and ``InputQuantizer``, with the attributes ``scale``,
+    ``effective_scale`` (what is used), ``zero_point`` (or None), ``quant_min`` and ``quant_max``. Its class becomes one that
+    quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, and ``layer.original_weight`` the parameter,
+    whose name in ``state_dict`` stays. So ``torch.func``, ``torch.compile``, ``torch.export``, ``copy.deepcopy``, ``pickle``,
+    averages of weights and per-sample gradients of Opacus work as before. The model is called once with each batch, in
+    evaluation mode and without gradients. :func:`unquantize_` undoes it.
 
     Args:
         model: A module.
@@ -105,7 +107,8 @@ def quantize_(
         outputs: As ``activations``, for the output of each layer that returns one tensor.
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
             integers have them in 32 bits; the scales get no gradient from that.
-        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed.
+        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Bits must be those
+            of the state, whose codes say them, those of ``dynamic`` apart, which no state has.
 
     Returns:
         ``model``.
@@ -115,8 +118,8 @@ def quantize_(
             batches, a class cannot be quantized, or a function does not return a module.
         ValueError: A number of bits is out of its range, ``method`` is unknown or has no zero point, the model has no such layer
             or is quantized already, a weight is no floating parameter with elements, or not of whole groups, no batch reaches a
-            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one, or numbers are not finite. The model is
-            then as before.
+            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one or has other bits, or numbers are not
+            finite. The model is then as before.
 
     Example:
         >>> import torch, fullgrad
@@ -153,6 +156,8 @@ def quantize_(
                 quantizers["input"] = _of_numbers(f"the input of {of}", InputQuantizer, inputs, bits, name, layer, how)
             bits = for_outputs[name]
             quantizers["output"] = _of_numbers(f"the output of {of}", OutputQuantizer, results, bits, name, layer, how)
+            if state is not None:
+                _check_bits_of(state, f"{name}." * bool(name), quantizers)
             if biases and _is_rounded(of, layer, quantizers):
                 quantizers["bias"] = None
             if any(quantizer is not None for quantizer in quantizers.values()):
@@ -184,7 +189,7 @@ def unquantize_(model: nn.Module) -> nn.Module:
         >>> import torch, fullgrad
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
         >>> weight = model[0].weight
-        >>> _ = fullgrad.nn.unquantize_(fullgrad.nn.quantize_(model, weights=2, activations=None))
+        >>> _ = fullgrad.nn.unquantize_(fullgrad.nn.quantize_(model, weights=2, activations=None, method="mse"))
         >>> model[0].weight is weight
         True
     """
@@ -422,6 +427,23 @@ def _of_state(what: str, kind: type[WeightQuantizer], bits: Any, prefix: str, ho
             raise ValueError(f"quantize_: `state` must be that of a model that was quantized likewise, it lacks {key!r}.")
     scale, *zero_point = [how.state[key].detach().clone() for key in keys]
     return kind(scale, *quant_range(bits), how.learn, *zero_point)
+
+
+def _check_bits_of(state: Mapping[str, Any], prefix: str, quantizers: Mapping[str, nn.Module | None]) -> None:
+    """Refuse a state of quantizers that have other numbers of bits than those that are asked for."""
+    for name, quantizer in quantizers.items():
+        codes = state.get(f"{prefix}{name}_quantizer._extra_state")
+        if not isinstance(quantizer, WeightQuantizer) or codes is None:
+            continue
+        low, high, _ = map(int, codes.tolist())
+        asked, found = (quantizer.quant_max - quantizer.quant_min).bit_length(), (high - low).bit_length()
+        if asked != found:
+            argument = {"input": "activations", "output": "outputs"}.get(name, "weights")
+            raise ValueError(
+                f"quantize_: `{argument}` must be the bits of `state`, got {asked} for '{prefix}{name}_quantizer', which has "
+                f"{found} there, codes from {low} to {high}; write {argument}={found}, or {{{prefix[:-1]!r}: {found}, '*': "
+                f"{asked}}} for this layer alone."
+            )
 
 
 def _check_finite(what: str, seen: Seen) -> None:

@@ -161,6 +161,32 @@ def test_a_state_is_loaded_without_data(learn):
     assert {n: p.requires_grad for n, p in other.named_parameters()} == {n: p.requires_grad for n, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"weights": 2},
+            r"`weights` must be the bits of `state`, got 2 for '0.weight_quantizer', which has 4 .* weights=4, or {'0':",
+        ),
+        ({"weights": {"5": 3, "*": 4}}, "got 3 for '5.weight_quantizer', which has 4 there, codes from -8 to 7"),
+        ({"activations": 4}, "`activations` must be .* got 4 for '0.input_quantizer', which has 6 there, codes from -32 to 31"),
+        ({"outputs": 7}, "`outputs` must be .* got 7 for '0.output_quantizer', which has 8 there"),
+        ({}, "`weights` must be .* got 8 for '0.weight_quantizer', which has 4 there"),
+    ],
+)
+def test_a_state_of_other_bits_is_refused(options, match):
+    """What is asked, what the state has, and the argument to write; the model keeps its class and its numbers."""
+    state = quantize_(network(), 4, 6, batches(), outputs=8).state_dict()
+    model = network()
+    before, numbers = repr(model), [p.clone().mul_(2) for p in model.parameters()]
+    for p in model.parameters():
+        p.data.mul_(2)
+    with pytest.raises(ValueError, match=match):
+        quantize_(model, **({"weights": 4, "activations": 6, "outputs": 8} | options if options else {}), state=state)
+    assert repr(model) == before
+    assert all(map(torch.equal, model.parameters(), numbers))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: AveragedModel(m).module])
 def test_copies_pickles_and_averages(copied):
     """Each is a quantized model of its own, with the same outputs, that trains, is averaged and is unquantized."""

@@ -113,7 +113,7 @@ def of_dead(place: Place | None, function: str, layer: str, module: Any) -> Mend
 
 
 def of_own(operator: str) -> tuple[str, str]:
-    """What lets an operator of this package pass more of the gradient, and the page of its family."""
+    """The change that lets an operator of this package pass more of the gradient, and the page of its family."""
     family = operator.split(".")[1] if operator.count(".") > 1 else ""
     function = functools.reduce(getattr, operator.split(".")[1:], fullgrad) if operator else None
     names = inspect.signature(function).parameters if callable(function) else {}

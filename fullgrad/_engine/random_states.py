@@ -1,6 +1,7 @@
 """The states of torch's random generators, and of the global ones of Python and numpy."""
 
 import contextlib
+import ctypes
 import functools
 import pickle
 import random
@@ -59,6 +60,20 @@ def restore_host_states(states: Sequence[Any]) -> None:
     random.setstate(states[0])
     for state in states[1:]:
         sys.modules["numpy"].random.set_state(pickle.loads(state))
+
+
+def host_marks() -> list[Any]:
+    """Values that change with the states, and cost much less; not where numpy hands out a normal number that it has in store."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return [random.getstate()]
+    generator: Any = getattr(numpy.random, "get_bit_generator", lambda: None)()
+    if type(generator).__name__ != "MT19937":  # another one that a user has chosen, or an old numpy
+        return host_states()
+    return [random.getstate(), ctypes.string_at(generator.ctypes.state_address, _BYTES)]
+
+
+_BYTES = 625 * 4  # the key and the position of MT19937
 
 
 def _generators() -> Sequence[tuple[Callable[[], Tensor], Callable[[Tensor], Any]]]:

@@ -279,7 +279,7 @@ class ClassCall(Call):
         writes = writes or writes_of(self.cls, tensors)
         unusable = Unusable(self.unusable) if self.unusable else contextlib.nullcontext()
         has_modes = rule == "backward" or writes is not None or bool(self.unusable)
-        with scope(self.options), unusable, writing(writes), not_drawing(self.name), self._as_python(has_modes):
+        with scope(self.options), unusable, writing(writes), not_drawing(self.cls, self.name, rule), self._as_python(has_modes):
             yield
 
     def _as_python(self, has_modes: bool) -> contextlib.AbstractContextManager[Any]:

@@ -471,25 +471,24 @@ def test_no_thread_writes_graphs_to_a_cache():
     """torch's caches on disk and elsewhere do not know of other kernels: the settings hold in each thread, also where users set
     them, and are theirs afterwards.
     """
-    config = torch._functorch.config
+    config, found, steps = torch._functorch.config, [], threading.Barrier(2)
 
-    def seen():
-        found = []
-
-        def look():
-            with config.patch(enable_autograd_cache=True, enable_remote_autograd_cache=True):
+    def look():
+        with config.patch(enable_autograd_cache=True, enable_remote_autograd_cache=True):
+            for _ in range(3):
+                steps.wait(60)
                 found.append((config.enable_autograd_cache, config.enable_remote_autograd_cache))
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-        return found[0]
+                steps.wait(60)
 
     before = config.enable_autograd_cache, config.enable_remote_autograd_cache
-    assert seen() == (True, True)
-    with fullgrad.completing():
-        assert seen() == (False, False)
-    assert seen() == (True, True)
+    thread = threading.Thread(target=look)
+    thread.start()
+    for context in (contextlib.nullcontext(), fullgrad.completing(), contextlib.nullcontext()):
+        with context:
+            steps.wait(60)
+            steps.wait(60)
+    thread.join()
+    assert found == [(True, True), (False, False), (True, True)]
     assert (config.enable_autograd_cache, config.enable_remote_autograd_cache) == before
 
 

@@ -1,5 +1,6 @@
 """torch's own operators inside `completing`: next to differences, next to torch's value and gradient, and as before after it."""
 
+import contextlib
 import threading
 from pathlib import Path
 

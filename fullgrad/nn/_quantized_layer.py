@@ -151,14 +151,16 @@ def map_inputs(
     layer: nn.Module, function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a layer with a function of its input: of the first, or of the query, the key and the value. A tensor that
-    is several of them stays one.
+    is several of them stays one. The layer itself refuses a call without one.
     """
     args, kwargs = [*args], {**kwargs}  # type: ignore[assignment]
     names = ("query", "key", "value") if isinstance(layer, nn.MultiheadAttention) else (next(iter(kwargs), ""),)
     mapped: list[tuple[Any, Any]] = []
     for place, name in enumerate(names):
         held, key = (args, place) if place < len(args) else (kwargs, name)
-        x = held[key]  # type: ignore[index]
+        x = held[key] if held is args else held.get(key)  # type: ignore[index, attr-defined]
+        if x is None:
+            continue
         found = next((y for before, y in mapped if before is x), None)
         if found is None:
             found = x._replace(data=function(x.data)) if isinstance(x, PackedSequence) else function(_dense(x))
@@ -168,7 +170,7 @@ def map_inputs(
 
 
 def _dense(x: Tensor) -> Tensor:
-    if x.is_nested and x.layout is torch.strided:
+    if isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided:
         raise TypeError(
             "quantize_: the input of a layer must not be a nested tensor, which a TransformerEncoder makes of a padding mask; "
             "build it with enable_nested_tensor=False."

@@ -320,6 +320,24 @@ def test_an_error_leaves_the_layer_as_it_was(how, error, match):
     assert repr(model) == before
 
 
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d, nn.LSTM, nn.MultiheadAttention])
+def test_a_call_without_an_input_raises_what_the_layer_raises(kind):
+    """A call of a quantized layer that lacks an argument, has one too many or None has the error of the layer before."""
+    make = {nn.Conv1d: lambda: nn.Conv1d(8, 4, 1), nn.LSTM: lambda: nn.LSTM(8, 4)}.get(kind, lambda: kind(8, 4))
+    x = torch.randn(8, 8)
+    layer, batch = make(), (x, x, x) if kind is nn.MultiheadAttention else x
+    made = quantize_(make(), 8, 8, [batch], layers=(kind,))
+    for args, kwargs in (((), {}), ((), {"other": x}), ((None,), {}), ((x,), {"other": x}), ((None, x, x), {})):
+        with pytest.raises(Exception) as expected:
+            layer(*args, **kwargs)
+        with pytest.raises(expected.type) as found:
+            made(*args, **kwargs)
+        assert str(found.value).split(" - got")[0] == str(expected.value).split(" - got")[0]  # torch shows types of all
+    if kind is nn.MultiheadAttention:
+        with pytest.raises(TypeError, match=r"^quantize_: `model` raised TypeError .* missing 2 required positional arguments"):
+            quantize_(make(), 8, 8, [x], layers=(kind,))
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_weights_of_an_rnn_that_are_computed_are_refused():
     """By an old or a new weight_norm."""

@@ -103,7 +103,8 @@ def quantize_(
         dynamic: Whether the scale of an input is computed in each call, as the largest number of each token (the last dimension,
             or the channels and places of a convolution) over *h*, and counts as constant. It needs no data.
         asymmetric: Whether inputs and outputs have a zero point, with codes from 0 to :math:`2^b - 1` for the numbers from the
-            smallest to the largest, which learns if scales do: for numbers that are seldom negative, as after GELU or SiLU.
+            smallest to the largest, and for 0, which is always within the range. It learns if scales do. It is for numbers that
+            are seldom negative, as after GELU or SiLU.
         outputs: As ``activations``, for the output of each layer that returns one tensor.
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
             integers have them in 32 bits; the scales get no gradient from that.

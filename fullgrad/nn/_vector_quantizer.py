@@ -34,7 +34,7 @@ class VectorQuantizer(nn.Module):
 
     for *m* rows. A row whose average count :math:`n_j` falls below ``dead_below`` then becomes a vector of the call, drawn by
     torch's generator: no vector twice in a call, so that with more such rows than vectors some wait for the next call. Vectors
-    with NaN or infinity take no part in averages.
+    with NaN or infinity take no part in averages. A call with an empty input leaves averages as they are: counts do not decay.
 
     The value, the indices, the loss and all derivatives are functions of the input and the codebook; only the averages are a side
     effect, as those of ``nn.BatchNorm1d``. They are moved under ``torch.no_grad`` and in compiled code too. They cannot be moved

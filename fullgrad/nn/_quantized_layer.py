@@ -41,6 +41,15 @@ class QuantizedLayer(nn.Module):
             y = super().forward(*args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
+    def register_parameter(self, name: str, param: Any) -> None:
+        """Refuse a quantized weight as a parameter, which pruning makes of it."""
+        if isinstance(param, Tensor) and not isinstance(param, nn.Parameter):
+            raise TypeError(
+                f"Quantized{self._base.__name__}: `{name}` must be a parameter, and a quantized weight is computed; call "
+                "fullgrad.nn.unquantize_ before pruning."
+            )
+        super().register_parameter(name, param)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made where it is loaded; it has no name that pickle would find."""
         _, (_, *arguments), *rest = super().__reduce_ex__(max(2, int(protocol)))  # type: ignore[misc]
@@ -100,6 +109,11 @@ def _plain(layer: nn.Module, name: str) -> Any:
 def _quantized_weight(name: str) -> property:
     def get(self: Any) -> Tensor:
         weight, quantizer = _plain(self, name), self._modules[f"{name}_quantizer"]
+        if weight is None and quantizer is not None:
+            raise RuntimeError(
+                f"Quantized{self._base.__name__}: `{name}` must stay a parameter, which a parametrization such as weight_norm takes out; "
+                "call fullgrad.nn.unquantize_ before it."
+            )
         try:
             return weight if quantizer is None else quantizer(weight)
         except AttributeError as error:  # for which `nn.Module` would return the parameter, which is not quantized

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.swa_utils import AveragedModel
 
@@ -336,6 +337,23 @@ def test_a_call_without_an_input_raises_what_the_layer_raises(kind):
     if kind is nn.MultiheadAttention:
         with pytest.raises(TypeError, match=r"^quantize_: `model` raised TypeError .* missing 2 required positional arguments"):
             quantize_(make(), 8, 8, [x], layers=(kind,))
+
+
+@pytest.mark.parametrize(
+    ("tool", "match"),
+    [
+        (nn.utils.parametrizations.weight_norm, "`weight` must stay a parameter, .* call fullgrad.nn.unquantize_ before it"),
+        (nn.utils.parametrizations.spectral_norm, "`weight` must stay a parameter"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "`weight_orig` must be a parameter, .* before pruning"),
+        (lambda layer: prune.random_unstructured(layer, "bias", 0.5), "`bias_orig` must be a parameter"),
+    ],
+)
+def test_tools_that_take_weights_out_are_refused(tool, match):
+    """A weight or bias that is computed is no parameter that weight_norm or pruning could replace; unquantize_ is the way out."""
+    layer = quantize_(nn.Linear(8, 4), data=[torch.randn(5, 8)], biases=True)
+    with pytest.raises((RuntimeError, TypeError), match=f"^QuantizedLinear: {match}"):
+        tool(copy.deepcopy(layer))
+    tool(fullgrad.nn.unquantize_(layer))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")

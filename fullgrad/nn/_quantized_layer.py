@@ -107,9 +107,8 @@ def _plain(layer: nn.Module, name: str) -> Any:
 
 
 def _quantized_weight(name: str) -> property:
-    def get(self: Any) -> Tensor:
-        weight: Any = _plain(self, name)
-        quantizer = self._modules[f"{name}_quantizer"]
+    def get(self: Any) -> Any:
+        weight, quantizer = _plain(self, name), self._modules[f"{name}_quantizer"]
         if weight is None and quantizer is not None:
             raise RuntimeError(
                 f"Quantized{self._base.__name__}: `{name}` must stay a parameter, which a parametrization such as weight_norm "

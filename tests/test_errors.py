@@ -224,6 +224,31 @@ def test_devices_of_modules_subclasses_and_compiled_code_are_compared():
         torch.func.vmap(fullgrad.clamp)(X, X.to("meta"))
 
 
+@pytest.mark.parametrize(
+    ("call", "name", "argument", "first"),
+    [
+        (lambda x, m: fullgrad.safe.where(m > 0, torch.log, torch.exp, x), "where", "xs[0]", "condition"),
+        (lambda x, m: fullgrad.safe.where(x > 0, torch.add, torch.sub, x, m), "where", "xs[1]", "condition"),
+        (lambda x, m: fullgrad.safe.where((x > 0).any(), torch.add, torch.sub, x, m), "where", "xs[1]", "xs[0]"),
+        (lambda x, m: fullgrad.nn.VectorQuantizer(3, 2, device="meta")(x), "VectorQuantizer", "x", "codebook"),
+        (lambda x, m: fullgrad.nn.VectorQuantizer(3, 2, decay=0.9)(m), "VectorQuantizer", "x", "codebook"),
+        (lambda x, m: fullgrad.nn.VectorQuantizer(3, 2, distance="cosine")(m), "VectorQuantizer", "x", "codebook"),
+        (
+            lambda x, m: fullgrad.nn.VectorQuantizer(3, 2)(x, indices=m[:, 0].long()),
+            "VectorQuantizer",
+            "indices",
+            "codebook",
+        ),
+    ],
+)
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_devices_of_functions_of_any_number_of_tensors_and_of_modules(call, name, argument, first, backend):
+    """Calls that no wrapper looks at compare devices themselves, also in compiled code, before anything is computed."""
+    call = call if backend is None else torch.compile(call, backend=backend)
+    with pytest.raises(Exception, match=re.escape(f"{name}: `{argument}` must be on the device of `{first}`, which is ")):
+        call(torch.ones(3, 2), torch.ones(3, 2, device="meta"))
+
+
 # Of every kind, some arguments take some: no numbers, numbers at the ends of ranges, tensors of other shapes and dtypes.
 ANYTHING = {
     "None": None,

@@ -33,7 +33,15 @@ from fullgrad._dispatch.interception import (
 )
 from fullgrad._dispatch.jagged import is_jagged, of_one_instance, uses_last_dims
 from fullgrad._dispatch.nodes import effect, is_traced, opaque
-from fullgrad._dispatch.overrides import Moving, is_override, make_overridable, overrides_in, unscriptable, without_question
+from fullgrad._dispatch.overrides import (
+    Moving,
+    check_devices,
+    is_override,
+    make_overridable,
+    overrides_in,
+    unscriptable,
+    without_question,
+)
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.split_rows import (
     finite_extremes,

@@ -232,16 +232,21 @@ def _on_one_device(public: Any, tensors: tuple[Any, ...]) -> None:
     if len(devices) < 2:
         return
     names = [p.name for p in inspect.signature(public).parameters.values() if _may_be_tensor(p.annotation)]
-    placed = [
-        (name, t.device) for name, t in zip(names, tensors, strict=True) if isinstance(t, Tensor) and (t.ndim or not t.is_cpu)
-    ]
-    first, known = placed[0]
-    for name, device in placed:
-        if device != known:
-            raise RuntimeError(
-                f"{public.__name__}: `{name}` must be on the device of `{first}`, which is {known}, got one on {device}; "
-                f"move it with .to."
-            )
+    check_devices(public.__name__, names, tensors)
+
+
+def check_devices(name: str, arguments: Sequence[str], values: Sequence[Any]) -> None:
+    """Refuse tensors on another device than the first of them, by name. A number on the CPU may stand next to others."""
+    first: tuple[str, torch.device] | None = None
+    for argument, value in zip(arguments, values, strict=True):
+        if isinstance(value, Tensor) and (value.ndim or not value.is_cpu):
+            if first is None:
+                first = argument, value.device
+            elif value.device != first[1]:
+                raise RuntimeError(
+                    f"{name}: `{argument}` must be on the device of `{first[0]}`, which is {first[1]}, got one on "
+                    f"{value.device}; move it with .to."
+                )
 
 
 def _plain_numbers(*values: Any) -> list[Any]:

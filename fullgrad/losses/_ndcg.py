@@ -51,6 +51,9 @@ def ndcg(
     spread, to which the softness is relative, is a constant to derivatives; they would be 0. Elements that ``mask`` leaves out
     change no loss and have the gradient 0; a row without an element has the loss 0, and does not count in the mean.
 
+    The gradient of a row that is standardized is inversely proportional to its spread, which the loss does not depend on: it is
+    large where scores are nearly equal. In a row of equal scores it is finite, as for a spread of 0.001, and not 0.
+
     Soft ranks lie closer together than hard ones, so that the loss of the right order is not 0: measure with a small softness. A
     row without any gain has the loss 1 with the derivative 0; a row with a NaN has the loss NaN. Half precision is computed in
     float32. Saved: the scores, and numbers of each element.

@@ -44,7 +44,8 @@ def spearman(
     change no loss and have the gradient 0; a row without an element has the loss 0, and does not count in the mean.
     So is, in a row of two, the root of the sum of the squares of *r*.
 
-    A row in which all predictions or all targets are equal has no correlation: its loss is 1 with the derivative 0. A row with a
+    A row in which all predictions or all targets are equal has no correlation: its loss is 1 with the derivative 0. The gradient
+    of a row that is standardized is inversely proportional to its spread, which the loss does not depend on. A row with a
     NaN has the loss NaN. Infinite predictions are ranked, which ``standardize`` allows. Half precision is computed in float32.
     Saved: the prediction, and numbers of each element.
 

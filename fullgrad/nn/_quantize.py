@@ -48,8 +48,8 @@ def quantize_(
     *,
     method: str = "max",
     learn: bool = False,
-    skip: Sequence[Key] = (),
-    layers: tuple[type[nn.Module], ...] = _LAYERS,
+    skip: Iterable[Key] = (),
+    layers: Iterable[type[nn.Module]] = _LAYERS,
     group_size: int | None = None,
     dynamic: bool = False,
     asymmetric: bool = False,
@@ -103,7 +103,8 @@ def quantize_(
         dynamic: Whether the scale of an input is computed in each call, as the largest number of each token (the last dimension,
             or the channels and places of a convolution) over *h*, and counts as constant. It needs no data.
         asymmetric: Whether inputs and outputs have a zero point, with codes from 0 to :math:`2^b - 1` for the numbers from the
-            smallest to the largest, which learns if scales do: for numbers that are seldom negative, as after GELU or SiLU.
+            smallest to the largest, and for 0, which is always within the range. It learns if scales do. It is for numbers that
+            are seldom negative, as after GELU or SiLU.
         outputs: As ``activations``, for the output of each layer that returns one tensor.
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
             integers have them in 32 bits; the scales get no gradient from that.
@@ -115,11 +116,11 @@ def quantize_(
 
     Raises:
         TypeError: ``model`` is not a module, or cannot take a batch; a number of bits is not an integer, ``data`` no iterable of
-            batches, a class cannot be quantized, or a function does not return a module.
+            batches, ``layers`` or ``skip`` no list, a class cannot be quantized, or a function does not return a module.
         ValueError: A number of bits is out of its range, ``method`` is unknown or has no zero point, the model has no such layer
-            or is quantized already, a weight is no floating parameter with elements, or not of whole groups, no batch reaches a
-            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one or has other bits, or numbers are not
-            finite. The model is then as before.
+            or is quantized already, a weight is no floating parameter with elements, or not of whole groups, an embedding has
+            sparse gradients, no batch reaches a layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one or
+            has other bits, or numbers are not finite. The model is then as before.
 
     Example:
         >>> import torch, fullgrad
@@ -134,7 +135,9 @@ def quantize_(
 
     Source: Esser et al., https://arxiv.org/abs/1902.08153, for ``"mean"`` and ``learn``.
     """
-    _check_arguments(model, (("weights", weights), ("activations", activations), ("outputs", outputs)), skip, layers)
+    _check_arguments(model, (("weights", weights), ("activations", activations), ("outputs", outputs)))
+    skip = _listed("skip", skip, "names, patterns or classes of layers")
+    layers = _listed("layers", layers, "classes of linear layers, convolutions, embeddings, RNNs or MultiheadAttention", _KNOWN)
     how = _How.checked(method, learn, asymmetric, group_size, state)
     chosen, found = _chosen(model, layers, skip)
     for_weights = _by_layer("weights", weights, found, chosen)
@@ -145,7 +148,8 @@ def quantize_(
     observed = {n: bits for n, bits in for_inputs.items() if bits is not None and not (dynamic and not callable(bits))}
     inputs, results = _numbers(model, chosen, observed, for_outputs, data, how)
     made: list[tuple[nn.Module, Quantizers]] = []
-    with torch.no_grad():
+    # Parameters that are made in inference mode could never learn, nor be used in training.
+    with torch.inference_mode(False), torch.no_grad():
         for name, layer in chosen.items():
             of = repr(name or "model")
             quantizers = _weight_quantizers(of, layer, for_weights[name], name, how)
@@ -234,20 +238,27 @@ class _How(NamedTuple):
         return cls(method, learn, asymmetric, group_size, state)
 
 
-def _check_arguments(model: Any, bits: Sequence[tuple[str, Any]], skip: Any, layers: Iterable[Any]) -> None:
-    """A module, numbers of bits or functions, a list of keys, and classes that can be quantized."""
+def _check_arguments(model: Any, bits: Sequence[tuple[str, Any]]) -> None:
+    """A module, and numbers of bits or functions."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize_: `model` must be a module, got a value of type {type(model).__name__}.")
     for argument, value in bits:
         _check_bits(argument, value)
-    if isinstance(skip, str):
-        raise TypeError(f"quantize_: `skip` must be names of layers, got {skip!r}; write [{skip!r}].")
-    for kind in layers:
-        if not isinstance(kind, type) or not issubclass(kind, _KNOWN):
-            raise TypeError(
-                "quantize_: `layers` must be classes of linear layers, convolutions, embeddings, RNNs or MultiheadAttention, got "
-                f"{kind!r}."
-            )
+
+
+def _listed(argument: str, value: Any, what: str, kinds: tuple[type[nn.Module], ...] | None = None) -> tuple[Any, ...]:
+    """The items of a list or another iterable; with ``kinds`` they are classes of these, at least one."""
+    if isinstance(value, (str, type)) or not isinstance(value, Iterable):
+        shown = value.__name__ if isinstance(value, type) else repr(value)
+        way_out = f"; write [{shown}]" if isinstance(value, (str, type)) else ""
+        raise TypeError(f"quantize_: `{argument}` must be a list of {what}, got {shown}{way_out}.")
+    listed = tuple(value)
+    if kinds is not None and not listed:
+        raise ValueError(f"quantize_: `{argument}` must have at least one class, got none.")
+    for item in listed:
+        if kinds is not None and not (isinstance(item, type) and issubclass(item, kinds)):
+            raise TypeError(f"quantize_: `{argument}` must be {what}, got {item!r}.")
+    return listed
 
 
 def _chosen(
@@ -341,6 +352,11 @@ def _check_layer(name: str, layer: nn.Module, has_weights: bool) -> None:
     """Refuse what is quantized already, and a weight that cannot be."""
     if isinstance(layer, QuantizedLayer):
         raise ValueError(f"quantize_: `model` must not be quantized yet, got {name!r}; call unquantize_ first.")
+    if has_weights and isinstance(layer, _EMBEDDINGS) and layer.sparse:
+        raise ValueError(
+            f"quantize_: {name!r} must not have sparse gradients, which quantizers do not take; build it with sparse=False, or "
+            "name the layer in `skip`."
+        )
     for key in _weights_of(layer) if has_weights else ():
         weight = layer._parameters.get(key)
         if parametrize.is_parametrized(layer, key) or weight is None:
@@ -528,7 +544,8 @@ def _numbers(
             handle.remove()
         for m, mode in modes.items():
             m.training = mode
-    seen = [{name: observer.seen() for name, observer in group.items()} for group in (inputs, results)]
+    with torch.inference_mode(False):
+        seen = [{name: observer.seen() for name, observer in group.items()} for group in (inputs, results)]
     missing = sorted({name for group in seen for name, found in group.items() if found is None}, key=[*layers].index)
     if missing:
         raise ValueError(

@@ -41,6 +41,15 @@ class QuantizedLayer(nn.Module):
             y = super().forward(*args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
+    def register_parameter(self, name: str, param: Any) -> None:
+        """Refuse a quantized weight as a parameter, which pruning makes of it."""
+        if isinstance(param, Tensor) and not isinstance(param, nn.Parameter):
+            raise TypeError(
+                f"Quantized{self._base.__name__}: `{name}` must be a parameter, and a quantized weight is computed; call "
+                "fullgrad.nn.unquantize_ before pruning."
+            )
+        super().register_parameter(name, param)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made where it is loaded; it has no name that pickle would find."""
         _, (_, *arguments), *rest = super().__reduce_ex__(max(2, int(protocol)))  # type: ignore[misc]
@@ -98,8 +107,13 @@ def _plain(layer: nn.Module, name: str) -> Any:
 
 
 def _quantized_weight(name: str) -> property:
-    def get(self: Any) -> Tensor:
+    def get(self: Any) -> Any:
         weight, quantizer = _plain(self, name), self._modules[f"{name}_quantizer"]
+        if weight is None and quantizer is not None:
+            raise RuntimeError(
+                f"Quantized{self._base.__name__}: `{name}` must stay a parameter, which a parametrization such as weight_norm "
+                "takes out; call fullgrad.nn.unquantize_ before it."
+            )
         try:
             return weight if quantizer is None else quantizer(weight)
         except AttributeError as error:  # for which `nn.Module` would return the parameter, which is not quantized
@@ -151,14 +165,16 @@ def map_inputs(
     layer: nn.Module, function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a layer with a function of its input: of the first, or of the query, the key and the value. A tensor that
-    is several of them stays one.
+    is several of them stays one. The layer itself refuses a call without one.
     """
     args, kwargs = [*args], {**kwargs}  # type: ignore[assignment]
     names = ("query", "key", "value") if isinstance(layer, nn.MultiheadAttention) else (next(iter(kwargs), ""),)
     mapped: list[tuple[Any, Any]] = []
     for place, name in enumerate(names):
         held, key = (args, place) if place < len(args) else (kwargs, name)
-        x = held[key]  # type: ignore[index]
+        x = held[key] if held is args else held.get(key)  # type: ignore[index, attr-defined]
+        if x is None:
+            continue
         found = next((y for before, y in mapped if before is x), None)
         if found is None:
             found = x._replace(data=function(x.data)) if isinstance(x, PackedSequence) else function(_dense(x))
@@ -168,7 +184,7 @@ def map_inputs(
 
 
 def _dense(x: Tensor) -> Tensor:
-    if x.is_nested and x.layout is torch.strided:
+    if isinstance(x, Tensor) and x.is_nested and x.layout is torch.strided:
         raise TypeError(
             "quantize_: the input of a layer must not be a nested tensor, which a TransformerEncoder makes of a padding mask; "
             "build it with enable_nested_tensor=False."

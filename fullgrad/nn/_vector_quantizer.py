@@ -8,7 +8,7 @@ from torch.nn.functional import embedding
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import HALF, to_opmath
-from fullgrad._dispatch import at_least, holds, transforms_active, unscriptable
+from fullgrad._dispatch import at_least, check_devices, holds, transforms_active, unscriptable
 from fullgrad.quantizers._vector_quantize import GRADIENTS, vector_quantize
 from fullgrad.safe import normalize
 
@@ -34,7 +34,7 @@ class VectorQuantizer(nn.Module):
 
     for *m* rows. A row whose average count :math:`n_j` falls below ``dead_below`` then becomes a vector of the call, drawn by
     torch's generator: no vector twice in a call, so that with more such rows than vectors some wait for the next call. Vectors
-    with NaN or infinity take no part in averages.
+    with NaN or infinity take no part in averages. A call with an empty input leaves averages as they are: counts do not decay.
 
     The value, the indices, the loss and all derivatives are functions of the input and the codebook; only the averages are a side
     effect, as those of ``nn.BatchNorm1d``. They are moved under ``torch.no_grad`` and in compiled code too. They cannot be moved
@@ -67,7 +67,8 @@ class VectorQuantizer(nn.Module):
         TypeError: A size is not an integer, or a factor not a number.
         ValueError: A size is not positive, a factor out of its range, ``dead_below`` without ``decay``, or ``gradient`` is
             unknown; in a call, vectors have another size.
-        RuntimeError: In a call, the averages would be moved under a transform, or are in half precision, which is too coarse.
+        RuntimeError: In a call, a tensor is not on the device of the codebook, or the averages would be moved under a transform,
+            or are in half precision, which is too coarse.
 
     Example:
         >>> import torch, fullgrad
@@ -180,6 +181,7 @@ class VectorQuantizer(nn.Module):
         checks.real_tensor("VectorQuantizer", "x", x)
         if x.is_nested:
             raise TypeError("VectorQuantizer: `x` must not be a nested tensor; call the module on its .values().")
+        check_devices("VectorQuantizer", ("codebook", "x", "indices"), (self.codebook, x, indices))
         moves = self.training and update and self.decay is not None
         if moves:
             self._check_movable()

@@ -42,7 +42,8 @@ def vector_quantize(
 
     Returns:
         ``(values, indices)``: a tensor of the shape and dtype of ``x``, and integers of shape (…). A tie goes to the first row,
-        as does a vector with an infinity. Vectors with NaN are NaN.
+        as does a vector with an infinity. A row with an infinity is nearest if all have one; a row with NaN is nearest always,
+        as in torch's ``argmin``. Vectors with NaN are NaN.
 
     Raises:
         TypeError: ``x`` or ``codebook`` is not real, or ``indices`` does not consist of integers.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.shards import elementwise_code
-from fullgrad._dispatch import surely
+from fullgrad._dispatch import check_devices, surely
 
 
 def where(condition: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Tensor:
@@ -63,6 +63,7 @@ def where(condition: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any
         raise ValueError("where: `xs` must have at least one tensor, got none: torch.where chooses between constants.")
     for k, x in enumerate(xs):
         checks.real_tensor("where", f"xs[{k}]", x)
+    check_devices("where", ["condition", *[f"xs[{k}]" for k in range(len(xs))]], (condition, *xs))
     if any(t.is_nested for t in (condition, *xs)):
         raise NotImplementedError("where: nested tensors are not supported: call it on their buffers, x.values().")
 

@@ -134,6 +134,36 @@ def test_bits_by_layer_and_what_is_skipped():
     assert made(4, skip=["*.[35]"]) == [7, "plain", "plain"]
 
 
+def test_layers_and_what_is_skipped_may_be_any_iterables():
+    """Lists, sets and iterators are as tuples."""
+    for kind in (list, set, iter):
+        model = quantize_(network(), 4, None, layers=kind((nn.Linear, nn.Conv2d)), skip=kind(("3", "5")))
+        assert [name for name, m in model.named_modules() if hasattr(m, "weight_quantizer")] == ["0"]
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused(kind):
+    """By the name of the layer, where its weight is quantized: fake_quantize has no gradient that is sparse."""
+    model = nn.Sequential(kind(10, 4, sparse=True))
+    with pytest.raises(ValueError, match=r"^quantize_: '0' must not have sparse gradients.* build it with sparse=False, or name"):
+        quantize_(model, 4, None, layers=(kind,))
+    assert type(model[0]) is kind
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"learn": True}, {"asymmetric": True, "method": "histogram"}, {"method": "mse"}, {"outputs": 8, "biases": True}]
+)
+def test_a_model_is_quantized_in_inference_mode(how):
+    """It has the same parameters as without, and can be trained afterwards."""
+    model, expected = network(), quantize_(network(), data=batches(), **how)
+    with torch.inference_mode():
+        quantize_(model, data=batches(), **how)
+    assert not any(t.is_inference() for t in model.state_dict(keep_vars=True).values())
+    for name, value in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    model(batches()[0]).sum().backward()
+
+
 def test_functions_get_the_name_and_the_layer():
     """Where they take them, of the weight and of the input."""
     seen = {}
@@ -378,6 +408,11 @@ def test_modes_and_hooks_are_as_before():
         (lambda m: quantize_(m, lambda w: nn.Flatten(0), None), ValueError, r"must return a weight of shape \(3, 2, 3, 3\)"),
         (lambda m: quantize_(m, 4, None, skip=[nn.ReLU]), ValueError, "`skip` must name layers of `model`, got <class .*ReLU"),
         (lambda m: quantize_(m, 4, None, skip=[3]), TypeError, "`skip` must have names, patterns or classes of layers, got 3"),
+        (lambda m: quantize_(m, 4, None, skip=nn.Linear), TypeError, r"`skip` must be a list of .* got Linear; write \[Linear\]"),
+        (lambda m: quantize_(m, 4, None, skip="3"), TypeError, r"`skip` must be a list of names.* got '3'; write \['3'\]"),
+        (lambda m: quantize_(m, 4, None, layers=nn.Linear), TypeError, r"`layers` must be a list of .*; write \[Linear\]"),
+        (lambda m: quantize_(m, 4, None, layers=None), TypeError, r"`layers` must be a list of .*, got None\.$"),
+        (lambda m: quantize_(m, 4, None, layers=[]), ValueError, r"`layers` must have at least one class, got none"),
         (lambda m: quantize_(m, {"nowhere": 4}, None), ValueError, "`weights` must name layers .*got 'nowhere'; it has 0, 3, 5"),
         (lambda m: quantize_(m, {"0": 1}, None), ValueError, "`weights` must be from 2 to 16, got 1"),
         (lambda m: quantize_(m, 4, None, group_size=7), ValueError, "whole groups of `group_size` 7, got the shape"),

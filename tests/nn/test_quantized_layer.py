@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.swa_utils import AveragedModel
 
@@ -318,6 +319,41 @@ def test_an_error_leaves_the_layer_as_it_was(how, error, match):
     with pytest.raises(error, match=match):
         quantize_(model, **{"data": [torch.randn(3, 8)], **how})
     assert repr(model) == before
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d, nn.LSTM, nn.MultiheadAttention])
+def test_a_call_without_an_input_raises_what_the_layer_raises(kind):
+    """A call of a quantized layer that lacks an argument, has one too many or None has the error of the layer before."""
+    make = {nn.Conv1d: lambda: nn.Conv1d(8, 4, 1), nn.LSTM: lambda: nn.LSTM(8, 4)}.get(kind, lambda: kind(8, 4))
+    x = torch.randn(8, 8)
+    layer, batch = make(), (x, x, x) if kind is nn.MultiheadAttention else x
+    made = quantize_(make(), 8, 8, [batch], layers=(kind,))
+    for args, kwargs in (((), {}), ((), {"other": x}), ((None,), {}), ((x,), {"other": x}), ((None, x, x), {})):
+        with pytest.raises(Exception) as expected:
+            layer(*args, **kwargs)
+        with pytest.raises(expected.type) as found:
+            made(*args, **kwargs)
+        assert str(found.value).split(" - got")[0] == str(expected.value).split(" - got")[0]  # torch shows types of all
+    if kind is nn.MultiheadAttention:
+        with pytest.raises(TypeError, match=r"^quantize_: `model` raised TypeError .* missing 2 required positional arguments"):
+            quantize_(make(), 8, 8, [x], layers=(kind,))
+
+
+@pytest.mark.parametrize(
+    ("tool", "match"),
+    [
+        (nn.utils.parametrizations.weight_norm, "`weight` must stay a parameter, .* call fullgrad.nn.unquantize_ before it"),
+        (nn.utils.parametrizations.spectral_norm, "`weight` must stay a parameter"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "`weight_orig` must be a parameter, .* before pruning"),
+        (lambda layer: prune.random_unstructured(layer, "bias", 0.5), "`bias_orig` must be a parameter"),
+    ],
+)
+def test_tools_that_take_weights_out_are_refused(tool, match):
+    """A weight or bias that is computed is no parameter that weight_norm or pruning could replace; unquantize_ is the way out."""
+    layer = quantize_(nn.Linear(8, 4), data=[torch.randn(5, 8)], biases=True)
+    with pytest.raises((RuntimeError, TypeError), match=f"^QuantizedLinear: {match}"):
+        tool(copy.deepcopy(layer))
+    tool(fullgrad.nn.unquantize_(layer))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")

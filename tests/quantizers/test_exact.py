@@ -502,6 +502,21 @@ def test_the_nearest_row_is_that_of_all_distances(n, channels, dtype, way, monke
         assert torch.equal(found, equals.byte().argmax(1)), name
 
 
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_a_row_that_is_not_finite_is_infinitely_far_or_nan(bad, traced):
+    """A row with an infinity is never the nearest, wherever it stands, unless all are so; a row with NaN is, as for argmin."""
+    x = torch.tensor([[0.0, 0.9], [2.0, 2.1], [5.0, 5.0], [-3.0, 0.5]])
+    rows = torch.tensor([[5.0, 5.0], [0.0, 1.0], [2.0, 2.0], [0.0, 1.0]])
+    operator = lambda x, rows: quantizers.vector_quantize(x, rows)[1]  # noqa: E731
+    for which in itertools.chain.from_iterable(itertools.combinations(range(4), n) for n in range(1, 5)):
+        for column in (0, 1):
+            broken = rows.index_put((torch.tensor(which), torch.tensor(column)), torch.tensor(bad))
+            distances = torch.where(broken.isinf().any(-1), torch.inf, (x.unsqueeze(1) - broken).square().sum(-1))
+            found = (make_fx(operator)(x, broken) if traced else operator)(x, broken)
+            assert torch.equal(found, distances.argmin(-1)), (which, column)
+
+
 def test_the_nearest_row_in_batches_of_codebooks():
     """Each codebook of a batch has its own vectors that rounded distances do not tell apart."""
     generator = torch.Generator().manual_seed(0)

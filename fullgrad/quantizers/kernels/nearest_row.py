@@ -49,7 +49,11 @@ def _by_rounded_distances(rows: Tensor, codebook: Tensor) -> tuple[Tensor, Tenso
 
 def _nearest_closely(rows: Tensor, codebook: Tensor) -> Tensor:
     """The nearest row, from candidates by distances in float64, which are compared by distances relative to the first of them."""
-    rows, codebook = wide(rows), wide(codebook)
+    rows, codes = wide(rows), wide(codebook)
+    # A row that is not finite is compared as a copy of the first one that is, as its own terms would be NaN, for all rows.
+    is_finite = codes.isfinite().all(-1)
+    first_finite = is_finite.byte().argmax(-1, keepdim=True)
+    codebook = torch.where(is_finite.unsqueeze(-1), codes, torch.nan_to_num(rows_at(codes, first_finite), 0, 0, 0))
     middle = _middle(codebook)
     c, x = codebook - middle, rows - middle
     unit = largest(c).amax(-2, keepdim=True)
@@ -63,7 +67,10 @@ def _nearest_closely(rows: Tensor, codebook: Tensor) -> Tensor:
     c, x = c / unit, x / unit
     best = (c * (c / 2 - x)).sum(-1).argmin(-1, keepdim=True)
     index = _first_equal(codebook).gather(-1, candidates.gather(-1, best).squeeze(-1))
-    return torch.where(rows.isfinite().all(-1), index, 0)
+    index = torch.where(rows.isfinite().all(-1), index, 0)
+    index = torch.where(is_finite.gather(-1, index), index, first_finite)
+    has_nan = codes.isnan().any(-1)
+    return torch.where(has_nan.any(-1, keepdim=True), has_nan.byte().argmax(-1, keepdim=True), index)
 
 
 def _first_equal(codebook: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad.nn._quantized_layer import affine, positive
+from fullgrad.nn._quantized_layer import affine, positive, within
 from fullgrad.quantizers import fake_quantize
 
 METHODS = ("max", "mean", "mse", "percentile", "histogram")
@@ -94,27 +94,30 @@ class _Histogram:
         return (places.double() + 0.5 - _BINS // 2) * (2.0**self._exponent / (_BINS // 2)), self._counts[places]
 
 
-def scale_of(seen: Seen, low: int, high: int, method: str) -> Tensor:
-    """A positive scale for each channel, in float32 at least: one in half precision could be 0."""
+def scale_of(seen: Seen, low: int, high: int, method: str, exact: bool) -> Tensor:
+    """A positive scale for each channel, in float32 at least: one in half precision could be 0. If it is exact, the largest
+    number over the scale is not above the largest code by an error of rounding.
+    """
     if method == "mean":
         return positive(2 * seen.mean / math.sqrt(high))
-    largest = positive(torch.maximum(-seen.low, seen.high) / high)
+    divided = within if exact else torch.true_divide
+    largest = positive(divided(torch.maximum(-seen.low, seen.high), high))
     if method == "max":
         return largest
     if method == "percentile":
         sizes = seen.sample.detach().abs().to(largest.dtype).movedim(seen.dims, [*range(-len(seen.dims), 0)])
         flat = sizes.flatten(-len(seen.dims))
-        return positive(_quantile(flat, _INSIDE).reshape(largest.shape) / high)
+        return positive(divided(_quantile(flat, _INSIDE).reshape(largest.shape), high))
     return _best(seen, lambda fraction: (largest * fraction, 0), low, high)[0]
 
 
-def affine_of(seen: Seen, low: int, high: int, method: str) -> tuple[Tensor, Tensor]:
-    """The scale and the zero point of all numbers."""
+def affine_of(seen: Seen, low: int, high: int, method: str, exact: bool) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point of all numbers, with both ends within the range if they are exact."""
     if method == "max":
-        return affine(seen.low, seen.high, low, high)
+        return affine(seen.low, seen.high, low, high, exact)
     if method == "percentile":
         x = seen.sample.detach().to(seen.low.dtype)
-        return affine(-_quantile(-x, (1 + _INSIDE) / 2), _quantile(x, (1 + _INSIDE) / 2), low, high)
+        return affine(-_quantile(-x, (1 + _INSIDE) / 2), _quantile(x, (1 + _INSIDE) / 2), low, high, exact)
     return _best(seen, lambda fraction: affine(seen.low * fraction, seen.high * fraction, low, high), low, high)
 
 

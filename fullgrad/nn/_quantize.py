@@ -89,7 +89,8 @@ def quantize_(
             With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
             frozen parameters. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
-            :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses.
+            :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses. Scales of ``"max"`` and
+            ``"percentile"`` are then large enough that gradients pass at both ends, with a zero point, too.
         skip: Layers that are left as they are: names as in ``model.named_modules()``, of layers or of modules that have them;
             patterns such as ``"*.head"``; or classes. One that the model does not call, such as ``out_proj`` of a
             ``MultiheadAttention``, has no inputs to find a scale for; ``activations={"*.out_proj": None, "*": 8}`` quantizes its
@@ -375,22 +376,26 @@ def _of_weight(what: str, layer: nn.Module, name: str, bits: Any, layer_name: st
     if bits is None:
         return None
     weight: Any = layer._parameters[name]
-    channel = 1 if isinstance(layer, _TRANSPOSED) else 0
+    transposed = isinstance(layer, _TRANSPOSED)
     if how.group_size is not None:
-        if channel or weight[0].numel() % how.group_size:
+        if transposed or weight[0].numel() % how.group_size:
             raise ValueError(
                 f"quantize_: {what} must have output channels of whole groups of `group_size` {how.group_size}, got the "
                 f"shape {tuple(weight.shape)}; name the layer in `skip`."
             )
         weight = weight.detach().reshape(weight.shape[0], -1, how.group_size)
-    dims = (2,) if how.group_size is not None else tuple(d for d in range(weight.ndim) if d != channel)
+    elif transposed:  # of shape (inputs, outputs of a group, ...), with the inputs of a group next to each other
+        weight = weight.detach().unflatten(0, (layer.groups, -1))
+    channels = (0, 1) if how.group_size is not None else (0, 2) if transposed else (0,)
+    dims = tuple(d for d in range(weight.ndim) if d not in channels)
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     seen = Seen(weight, wide.amin(dims, True), wide.amax(dims, True), wide.abs().mean(dims, True), dims)
     _check_finite(what, seen)
     if callable(bits):
         return _called(what, bits, layer._parameters[name], layer_name, layer)
     low, high = quant_range(bits)
-    quantizer = WeightQuantizer(scale_of(seen, low, high, how.method), low, high, how.learn)
+    scale = scale_of(seen, low, high, how.method, how.learn)
+    quantizer = WeightQuantizer(scale.squeeze(1) if transposed else scale, low, high, how.learn)
     quantizer.group_size = how.group_size
     return quantizer
 
@@ -409,10 +414,10 @@ def _of_numbers(
         return _called(what, bits, seen.sample, name, layer)
     if how.asymmetric:
         low, high = quant_range(bits, signed=False)
-        scale, zero_point = affine_of(seen, low, high, how.method)
+        scale, zero_point = affine_of(seen, low, high, how.method, how.learn)
         return kind(scale, low, high, how.learn, zero_point)
     low, high = quant_range(bits, signed=bool(seen.low < 0))
-    return kind(scale_of(seen, low, high, how.method), low, high, how.learn)
+    return kind(scale_of(seen, low, high, how.method, how.learn), low, high, how.learn)
 
 
 def _of_state(what: str, kind: type[WeightQuantizer], bits: Any, prefix: str, how: _How) -> nn.Module:

@@ -112,7 +112,6 @@ def _rounded_bias() -> property:
     def get(self: Any) -> Tensor:
         bias = _plain(self, "bias")
         step = (self.input_quantizer.effective_scale * self.weight_quantizer.effective_scale).detach().flatten()
-        step = step.repeat(bias.numel() // step.numel())  # groups of a transposed convolution share scales
         return clamp(step_quantize(bias, step), -_INT32 * step, _INT32 * step).to(bias.dtype)
 
     return property(get, _setter("bias"), doc="The bias in use: multiples of the product of the two scales.")
@@ -252,11 +251,28 @@ class DynamicQuantizer(nn.Module):
         return f"bits={self.bits}, dims={self.dims}" + ", with a zero point" * self.asymmetric
 
 
-def affine(smallest: Tensor, largest: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """The scale and the zero point of codes for the numbers from the smallest to the largest, with 0 among them."""
+def affine(smallest: Tensor, largest: Tensor, low: int, high: int, exact: bool = False) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point of codes for the numbers from the smallest to the largest, with 0 among them. Rounding the
+    zero point moves the range by up to half a step; if it is exact, the scale is the least one with which both ends are within.
+    """
     smallest, largest = smallest.clamp(max=0), largest.clamp(min=0)
-    scale = positive((largest - smallest) / (high - low))
-    return scale, torch.clamp(torch.round(low - smallest / scale), low, high)
+    if not exact:
+        scale = positive((largest - smallest) / (high - low))
+        return scale, torch.clamp(torch.round(low - smallest / scale), low, high)
+    # As many codes are below 0 as fit best, rounded down or up.
+    below = torch.nan_to_num(smallest / (smallest - largest)) * (high - low)
+    down, up = below.floor(), below.ceil()
+    by_down, by_up = (torch.maximum(within(-smallest, n), within(largest, high - low - n)) for n in (down, up))
+    return positive(torch.minimum(by_down, by_up)), low + torch.where(by_down <= by_up, down, up)
+
+
+def within(largest: Tensor, codes: Any) -> Tensor:
+    """The scale by which the largest number is that many codes, and not more by an error of rounding."""
+    scale = torch.where(largest == 0, 0.0, largest / codes)
+    for _ in range(4):
+        above = (largest * scale.reciprocal() > codes) | (largest / scale > codes)
+        scale = torch.where(above, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+    return scale
 
 
 def positive(scale: Tensor) -> Tensor:

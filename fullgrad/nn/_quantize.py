@@ -2,6 +2,7 @@
 
 import fnmatch
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fullgrad._dispatch import give_rnn_weights, rnn_names, take_rnn_weights
 from fullgrad.nn._batches import arguments_of
 from fullgrad.nn._observed import METHODS, Observer, Seen, affine_of, scale_of
 from fullgrad.nn._quantized_layer import (
+    BiasQuantizer,
     DynamicQuantizer,
     InputQuantizer,
     OutputQuantizer,
@@ -35,7 +37,7 @@ _OF_SEVERAL = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
 
 Key = str | type[nn.Module]
 Bits = int | Callable[..., nn.Module] | None
-# The quantizers of a layer by the names of its weights, "input" and "output"; "bias" is there, as None, if it is rounded.
+# The quantizers of a layer by the names of its weights, "input" and "output"; "bias" is there if it is rounded.
 Quantizers = dict[str, nn.Module | None]
 
 
@@ -108,8 +110,8 @@ def quantize_(
         outputs: As ``activations``, for the output of each layer that returns one tensor.
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
             integers have them in 32 bits; the scales get no gradient from that.
-        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Bits must be those
-            of the state, whose codes say them, those of ``dynamic`` apart, which no state has.
+        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Quantizers and
+            bits must be those of the state, whose codes say them. ``load_state_dict`` takes the bits of a state.
 
     Returns:
         ``model``.
@@ -119,7 +121,7 @@ def quantize_(
             batches, a class cannot be quantized, or a function does not return a module.
         ValueError: A number of bits is out of its range, ``method`` is unknown or has no zero point, the model has no such layer
             or is quantized already, a weight is no floating parameter with elements, or not of whole groups, no batch reaches a
-            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one or has other bits, or numbers are not
+            layer, ``skip`` or a key fits none, a bias has no scale, ``state`` has other quantizers or bits, or numbers are not
             finite. The model is then as before.
 
     Example:
@@ -160,13 +162,14 @@ def quantize_(
             if state is not None:
                 _check_bits_of(state, f"{name}." * bool(name), quantizers)
             if biases and _is_rounded(of, layer, quantizers):
-                quantizers["bias"] = None
+                quantizers["bias"] = BiasQuantizer()
             if any(quantizer is not None for quantizer in quantizers.values()):
                 made.append((layer, quantizers))
     try:
         for layer, quantizers in made:
             _give(layer, quantizers)
         if state is not None:
+            _check_keys_of(state, model)
             model.load_state_dict(state)
     except Exception:  # a module of the user does not fit the weight, or the state not the model
         unquantize_(model)
@@ -204,8 +207,9 @@ def unquantize_(model: nn.Module) -> nn.Module:
             for key, hook in [*layer._forward_pre_hooks.items()]:
                 if hook is _no_fused_kernel:
                     del layer._forward_pre_hooks[key]
-            for key in own & {*layer._modules}:
-                del layer._modules[key]
+            for key in own:
+                layer._modules.pop(key, None)
+                layer.__dict__.pop(key, None)
             if isinstance(layer, nn.RNNBase):
                 give_rnn_weights(layer)
     return model
@@ -273,14 +277,14 @@ def _give(layer: nn.Module, quantizers: Quantizers) -> None:
         if quantizer is not None:
             quantizer.train(layer.training)
     for weight, quantizer in weights.items():
-        if quantizer is not None:
+        if quantizer is not None and weight != "bias":
             _check_quantized(quantizer, layer._parameters[weight])
     layer.__class__ = quantized_class(type(layer), tuple(weights))
     if isinstance(layer, nn.RNNBase):
         take_rnn_weights(layer)
     for name, quantizer in quantizers.items():
-        if name != "bias":
-            layer.register_module(f"{name}_quantizer", quantizer)
+        # A module that is registered as None would take a state that has it, without an error. So None is a plain attribute.
+        setattr(layer, f"{name}_quantizer", quantizer)
     layer.register_forward_pre_hook(_no_fused_kernel)
 
 
@@ -438,16 +442,45 @@ def _check_bits_of(state: Mapping[str, Any], prefix: str, quantizers: Mapping[st
     """Refuse a state of quantizers that have other numbers of bits than those that are asked for."""
     for name, quantizer in quantizers.items():
         codes = state.get(f"{prefix}{name}_quantizer._extra_state")
-        if not isinstance(quantizer, WeightQuantizer) or codes is None:
+        if not isinstance(quantizer, (WeightQuantizer, DynamicQuantizer)) or codes is None:
             continue
-        low, high, _ = map(int, codes.tolist())
-        asked, found = (quantizer.quant_max - quantizer.quant_min).bit_length(), (high - low).bit_length()
+        if isinstance(quantizer, DynamicQuantizer) and f"{prefix}{name}_quantizer.scale" in state:
+            continue  # of another kind, which `_check_keys_of` names
+        (low, high, _), (least, most, _) = (map(int, c.tolist()) for c in (codes, quantizer.get_extra_state()))
+        asked, found = (most - least).bit_length(), (high - low).bit_length()
         if asked != found:
-            argument = {"input": "activations", "output": "outputs"}.get(name, "weights")
+            argument = _argument_of(name)
             raise ValueError(
                 f"quantize_: `{argument}` must be the bits of `state`, got {asked} for '{prefix}{name}_quantizer', which has "
                 f"{found} there, codes from {low} to {high}; write {argument}={found}, or {{{prefix[:-1]!r}: {found}, '*': "
                 f"{asked}}} for this layer alone."
+            )
+        if isinstance(quantizer, DynamicQuantizer) and quantizer.asymmetric != (low == 0):
+            raise ValueError(
+                f"quantize_: `asymmetric` must be that of `state`, got {quantizer.asymmetric} for '{prefix}{name}_quantizer', "
+                f"which has codes from {low} to {high} there; write asymmetric={low == 0}."
+            )
+
+
+def _argument_of(name: str) -> str:
+    """The argument that asks for a quantizer of a name."""
+    return {"input": "activations", "output": "outputs", "bias": "biases"}.get(name, "weights")
+
+
+# Names of what quantizers have in a state.
+_OF_QUANTIZER = re.compile(r"(?:^|\.)(input|output|bias|\w*weight\w*)_quantizer\.")
+
+
+def _check_keys_of(state: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse a state that has other quantizers than the model, before any of it is loaded."""
+    asked, found = ({key: m[1] for key in keys if (m := _OF_QUANTIZER.search(key))} for keys in (model.state_dict(), state))
+    for key in [*asked, *found]:
+        if (key in asked) != (key in found):
+            argument = _argument_of(asked.get(key) or found[key])
+            told = f"it lacks {key!r}" if key in asked else f"it has {key!r}, which this model does not"
+            raise ValueError(
+                f"quantize_: `state` must be that of a model that was quantized likewise, {told}; write `{argument}`, `dynamic` "
+                "and `asymmetric` as for that model."
             )
 
 

@@ -99,7 +99,7 @@ def _plain(layer: nn.Module, name: str) -> Any:
 
 def _quantized_weight(name: str) -> property:
     def get(self: Any) -> Tensor:
-        weight, quantizer = _plain(self, name), self._modules[f"{name}_quantizer"]
+        weight, quantizer = _plain(self, name), self._modules.get(f"{name}_quantizer")
         try:
             return weight if quantizer is None else quantizer(weight)
         except AttributeError as error:  # for which `nn.Module` would return the parameter, which is not quantized
@@ -112,7 +112,7 @@ def _rounded_bias() -> property:
     def get(self: Any) -> Tensor:
         bias = _plain(self, "bias")
         step = (self.input_quantizer.effective_scale * self.weight_quantizer.effective_scale).detach().flatten()
-        return clamp(step_quantize(bias, step), -_INT32 * step, _INT32 * step).to(bias.dtype)
+        return self.bias_quantizer(bias, step)
 
     return property(get, _setter("bias"), doc="The bias in use: multiples of the product of the two scales.")
 
@@ -230,6 +230,20 @@ class OutputQuantizer(WeightQuantizer):
     """The quantizer of a layer's output, which has one scale."""
 
 
+class BiasQuantizer(nn.Module):
+    """Rounding to multiples of a step, in 32 bits. It learns nothing, but a state says whether there is one."""
+
+    def forward(self, bias: Tensor, step: Tensor) -> Tensor:
+        return clamp(step_quantize(bias, step), -_INT32 * step, _INT32 * step).to(bias.dtype)
+
+    def get_extra_state(self) -> Tensor:
+        """The range of codes."""
+        return torch.tensor([-_INT32, _INT32, 0], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """All have the same range."""
+
+
 class DynamicQuantizer(nn.Module):
     """`fake_quantize` with a scale, and maybe a zero point, from the numbers themselves, which count as constant."""
 
@@ -245,6 +259,15 @@ class DynamicQuantizer(nn.Module):
             return fake_quantize(x, positive(wide.abs().amax(dims, keepdim=True) / high), 0, low, high)
         scale, zero_point = affine(wide.amin(dims, keepdim=True), wide.amax(dims, keepdim=True), low, high)
         return fake_quantize(x, scale, zero_point, low, high)
+
+    def get_extra_state(self) -> Tensor:
+        """The range of codes, as of a `WeightQuantizer`: a state that is loaded brings its own."""
+        return torch.tensor([*quant_range(self.bits, signed=not self.asymmetric), 0], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the bits of a state, and whether there is a zero point."""
+        low, high, _ = map(int, state.tolist())
+        self.bits, self.asymmetric = (high - low).bit_length(), low == 0
 
     def extra_repr(self) -> str:
         """The bits, and the dimensions that share a scale."""

@@ -204,6 +204,53 @@ def test_a_state_of_other_bits_is_refused(options, match):
     assert all(map(torch.equal, model.parameters(), numbers))
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "argument"),
+    [
+        ({"outputs": 4}, {}, "outputs"),
+        ({}, {"activations": None}, "activations"),
+        ({}, {"weights": None}, "weights"),
+        ({"dynamic": True}, {}, "activations"),
+        ({"dynamic": True}, {"activations": None}, "activations"),
+        ({"asymmetric": True}, {}, "activations"),
+        ({"biases": True}, {}, "biases"),
+        ({"weights": {"3": 4}}, {}, "weights"),
+        ({"skip": ["3"]}, {}, "weights"),
+    ],
+)
+def test_a_state_of_other_quantizers_is_refused(one, other, argument):
+    """By torch, and by name with `state`, in both directions; then the model is as before."""
+    made = lambda options, **how: quantize_(network(), **{"weights": 4, "activations": 8, **options}, **how)  # noqa: E731
+    for a, b in ((one, other), (other, one)):
+        state = made(a, data=batches()).state_dict()
+        with pytest.raises(RuntimeError, match=r"(Unexpected|Missing) key\(s\) in state_dict: .*_quantizer\."):
+            made(b, data=batches()).load_state_dict(state)
+        model = network()
+        for p in model.parameters():
+            p.data.mul_(2)
+        before, numbers = repr(model), copy.deepcopy(model.state_dict())
+        with pytest.raises(
+            ValueError, match=f"`state` must be that of a model .*(write `{argument}`|lacks .*_quantizer.(scale|zero_point)')"
+        ):
+            quantize_(model, **{"weights": 4, "activations": 8, **b}, state=state)
+        assert repr(model) == before
+        assert all(map(torch.equal, model.state_dict().values(), numbers.values()))
+
+
+@pytest.mark.parametrize(("bits", "asymmetric"), [(4, False), (8, True), (4, True)])
+def test_a_state_of_dynamic_quantizers_brings_its_codes(bits, asymmetric):
+    """`load_state_dict` takes them, as those of scales; `quantize_` refuses others than were asked for."""
+    made = lambda bits, asymmetric, **how: quantize_(network(), 4, bits, dynamic=True, asymmetric=asymmetric, **how)  # noqa: E731
+    model, other = made(bits, asymmetric), made(8, False)
+    x = batches()[0]
+    assert not torch.equal(model(x), other(x))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), other(x))
+    assert repr(model) == repr(other)
+    with pytest.raises(ValueError, match=f"must be .* of `state`, .* there.*; write {'activations=4' if bits == 4 else 'asymm'}"):
+        made(8, False, state=model.state_dict())
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: AveragedModel(m).module])
 def test_copies_pickles_and_averages(copied):
     """Each is a quantized model of its own, with the same outputs, that trains, is averaged and is unquantized."""

@@ -22,13 +22,16 @@ _BINS = 2**14
 class Seen(NamedTuple):
     """A tensor, or a sample of the numbers of many, with what is known of all: the ends and the mean size, by channel."""
 
+    # With counts, the two ends of each bin.
     sample: Tensor
     low: Tensor
     high: Tensor
     mean: Tensor
     dims: tuple[int, ...]
-    # How many numbers each one of the sample stands for; None for one.
+    # How many numbers are in each bin; None for a sample of numbers.
     counts: Tensor | None = None
+    # How many numbers there are if the sample does not have all.
+    total: int = 0
 
 
 class Observer:
@@ -59,17 +62,20 @@ class Observer:
             return None
         samples, lows, highs, totals, counts = zip(*self._parts, strict=True)
         sample, low, high = torch.cat(samples), torch.stack(lows).amin(), torch.stack(highs).amax()
-        mean = torch.stack(totals).sum() / torch.stack(counts).sum().item()
+        total = int(torch.stack(counts).sum())
+        mean = torch.stack(totals).sum() / total
         wide = torch.promote_types(sample.dtype, torch.float32)
         ends = (low.to(wide), high.to(wide), mean.to(wide), (0,))
         if self._histogram is None:
-            return Seen(sample, *ends)
-        centers, numbers = self._histogram.bins()
-        return Seen(centers.to(wide), *ends, numbers.to(wide))
+            return Seen(sample, *ends, total=total if total > len(sample) else 0)
+        bins, numbers = self._histogram.bins(low.double(), high.double())
+        return Seen(bins, *ends, numbers)
 
 
 class _Histogram:
-    """Counts of numbers in bins of one width around 0. Where a number is beyond them, the width doubles, and bins are joined."""
+    """Counts of numbers in bins of one width around 0, but for 0 itself, which has no error. If a number is beyond them, the
+    width doubles, and bins are joined.
+    """
 
     def __init__(self) -> None:
         self._exponent, self._counts = 0, torch.zeros(0, dtype=torch.int64)
@@ -87,11 +93,16 @@ class _Histogram:
             self._exponent = exponent
         places = torch.floor(x.double() * (middle * 2.0**-self._exponent)).long() + middle
         self._counts += torch.bincount(places, minlength=_BINS)
+        self._counts[middle] -= (x == 0).sum()
 
-    def bins(self) -> tuple[Tensor, Tensor]:
-        """The centers of bins with numbers, and how many there are."""
+    def bins(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """The two ends of bins with numbers, which are between the lowest and the highest, and how many there are."""
         (places,) = torch.nonzero(self._counts, as_tuple=True)
-        return (places.double() + 0.5 - _BINS // 2) * (2.0**self._exponent / (_BINS // 2)), self._counts[places]
+        width = 2.0**self._exponent / (_BINS // 2)
+        left = (places.double() - _BINS // 2) * width
+        right = torch.minimum(left + width, high)
+        left = torch.minimum(torch.maximum(left, low), right - width / 64)  # not of width 0, where all numbers are one
+        return torch.stack([left, right]), self._counts[places]
 
 
 def scale_of(seen: Seen, low: int, high: int, method: str, exact: bool) -> Tensor:
@@ -126,14 +137,34 @@ def _quantile(x: Tensor, part: float) -> Tensor:
 
 
 def _best(seen: Seen, grid: Callable[[float], tuple[Tensor, Any]], low: int, high: int) -> tuple[Tensor, Any]:
-    """The scale and the zero point with the least squared error among those of 80 ranges."""
+    """The scale and the zero point with the least squared error among those of 81 ranges, the whole one first."""
     scale, zero_point = grid(1.0)
-    x, least = seen.sample.detach().to(scale.dtype), torch.full_like(scale, math.inf)
+    least = _error(seen, scale, zero_point, low, high)
     for fraction in torch.linspace(0.2 if high > 1 else 0.05, 1.2, 80).tolist():
         s, z = grid(fraction)
-        error = (fake_quantize(x, s, z, low, high) - x).square()
-        error = (error if seen.counts is None else error * seen.counts).mean(seen.dims, keepdim=bool(scale.ndim))
+        error = _error(seen, s, z, low, high)
         scale = torch.where(error < least, s, scale)
         zero_point = torch.where(error < least, z, zero_point) if isinstance(z, Tensor) else z
         least = torch.minimum(error, least)
     return scale, zero_point
+
+
+def _error(seen: Seen, scale: Tensor, zero_point: Any, low: int, high: int) -> Tensor:
+    """The mean squared error, or its sum over the bins."""
+    if seen.counts is not None:
+        left, right = (_integral(x, scale.double(), zero_point, low, high) for x in seen.sample)
+        return ((right - left) / (seen.sample[1] - seen.sample[0]) * seen.counts).sum()
+
+    def squares(x: Tensor) -> Tensor:
+        x = x.detach().to(scale.dtype)
+        return (fake_quantize(x, scale, zero_point, low, high) - x).square()
+
+    error = squares(seen.sample).mean(seen.dims, keepdim=bool(scale.ndim))
+    # A sample may lack the ends, which are far from the range with many bits.
+    return error + squares(torch.stack([seen.low, seen.high])).sum() / seen.total if seen.total else error
+
+
+def _integral(x: Tensor, scale: Tensor, zero_point: Any, low: int, high: int) -> Tensor:
+    """An antiderivative of the squared error, which is continuous where the code changes."""
+    n = torch.clamp(torch.round(x / scale) + zero_point, low, high) - zero_point
+    return n * scale**3 / 12 + (x - n * scale) ** 3 / 3

@@ -85,9 +85,10 @@ def quantize_(
             are.
         data: A list or another iterable of batches, for the scales of activations: a tensor or what else the model takes; a tuple
             or list that begins with the arguments that forward needs, as of inputs and labels; or a dict of keyword arguments.
-        method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 80 scales),
-            ``"percentile"`` (99.9% of the numbers are within the range) or ``"histogram"``: as ``"mse"``, but of all numbers of
-            the inputs, counted in 16,384 bins, and not of a sample of each batch, so that memory does not grow with the data.
+        method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 81 scales,
+            one of them that of ``"max"``), ``"percentile"`` (99.9% of the numbers are within the range) or ``"histogram"``: as
+            ``"mse"``, but of all numbers of the inputs, counted in 16,384 bins and even within each, and not of a sample of
+            each batch, so that memory does not grow with the data.
             With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
             frozen parameters. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
@@ -283,8 +284,10 @@ def _give(layer: nn.Module, quantizers: Quantizers) -> None:
     if isinstance(layer, nn.RNNBase):
         take_rnn_weights(layer)
     for name, quantizer in quantizers.items():
-        # A module that is registered as None would take a state that has it, without an error. So None is a plain attribute.
-        setattr(layer, f"{name}_quantizer", quantizer)
+        if quantizer is not None:
+            layer.register_module(f"{name}_quantizer", quantizer)
+        else:  # a plain attribute: a module that is registered as None would take a state that has it, without an error
+            setattr(layer, f"{name}_quantizer", None)
     layer.register_forward_pre_hook(_no_fused_kernel)
 
 

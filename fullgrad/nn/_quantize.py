@@ -110,7 +110,8 @@ def quantize_(
             smallest to the largest, which learns if scales do: for numbers that are seldom negative, as after GELU or SiLU.
         outputs: As ``activations``, for the output of each layer that returns one tensor.
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
-            integers have them in 32 bits; the scales get no gradient from that.
+            integers have them in 32 bits; the scales get no gradient from that. The bias of a layer whose weight or input is
+            not quantized stays, unless it is so for all layers, which is an error.
         state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Quantizers and
             bits must be those of the state, whose codes say them. ``load_state_dict`` takes the bits of a state.
 
@@ -166,6 +167,11 @@ def quantize_(
                 quantizers["bias"] = BiasQuantizer()
             if any(quantizer is not None for quantizer in quantizers.values()):
                 made.append((layer, quantizers))
+    if biases and not any("bias" in quantizers for _, quantizers in made) and any(map(_has_bias, chosen.values())):
+        raise ValueError(
+            "quantize_: `biases` must have a layer with a bias whose weight and input are both quantized, got none: ask for "
+            "bits by `weights` and `activations`, or write biases=False."
+        )
     try:
         for layer, quantizers in made:
             _give(layer, quantizers)
@@ -504,9 +510,14 @@ def _called(what: str, function: Callable[..., Any], x: Any, name: str, layer: n
     return found
 
 
+def _has_bias(layer: nn.Module) -> bool:
+    """Whether a layer is of a kind whose bias can be rounded, and has one."""
+    return isinstance(layer, (*_LAYERS, *_TRANSPOSED)) and layer._parameters.get("bias") is not None
+
+
 def _is_rounded(of: str, layer: nn.Module, quantizers: Mapping[str, nn.Module | None]) -> bool:
     """Whether a layer has a bias that is rounded: of those whose weight and input are quantized."""
-    if not isinstance(layer, (*_LAYERS, *_TRANSPOSED)) or layer._parameters.get("bias") is None:
+    if not _has_bias(layer):
         return False
     weight, x = quantizers["weight"], quantizers["input"]
     if weight is None or x is None:

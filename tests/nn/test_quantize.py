@@ -76,21 +76,21 @@ def test_the_methods_of_a_scale(bits):
     assert (error(found["mse"]) <= error(found["max"])).all()
 
 
-@pytest.mark.parametrize("bits", [4, 8, 12, 16])
+@pytest.mark.parametrize("bits", [4, 8, 16])
 def test_the_best_scale_is_not_worse_than_the_largest_number(bits):
     """Of weights, and of inputs by their sample or histogram, which has nearly the error of all numbers."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 40000, generator=generator)
+    x = torch.randn(1, 24000, generator=generator)
     inputs = [x, x.relu(), (x * 5).clamp(0, 6), nn.functional.gelu(x), x * 2 - 1.9, x.round() * 0.37]
     error = {}
     for method in ("max", "mse", "histogram"):
-        layer = nn.Linear(60, 2000)
-        layer.weight = nn.Parameter(x.view(2000, 60).clone())
+        layer = nn.Linear(60, 400)
+        layer.weight = nn.Parameter(x.view(400, 60).clone())
         quantize_(layer, bits, None, method=method)
-        error[method] = [(layer.weight.detach() - x.view(2000, 60)).double().square().mean(1)]
+        error[method] = [(layer.weight.detach() - x.view(400, 60)).double().square().mean(1)]
         for v in inputs:
             for asymmetric in (False, True):
-                q = quantize_(nn.Linear(40000, 1), None, bits, [v], method=method, asymmetric=asymmetric).input_quantizer
+                q = quantize_(nn.Linear(24000, 1), None, bits, [v], method=method, asymmetric=asymmetric).input_quantizer
                 error[method].append((q(v).double() - v).square().mean())
     for method in ("mse", "histogram"):
         for found, largest in zip(error[method], error["max"], strict=True):

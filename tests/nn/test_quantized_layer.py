@@ -301,6 +301,8 @@ def test_a_transformer_whose_output_projection_has_no_input():
     [
         ({"biases": True, "dynamic": True}, ValueError, "`biases` must have one scale of the input .* which 'model' lacks"),
         ({"biases": True, "group_size": 4}, ValueError, "`biases` must have one scale"),
+        ({"biases": True, "activations": None}, ValueError, "`biases` must have a layer with .* `activations`"),
+        ({"biases": True, "weights": None}, ValueError, "`biases` must have a layer with .* `weights`"),
         ({"biases": True, "weights": lambda w: nn.Identity()}, ValueError, "`biases` must have one scale"),
         ({"asymmetric": True, "method": "mean"}, ValueError, "`method` must not be 'mean' with `asymmetric`"),
         ({"outputs": 1}, ValueError, "`outputs` must be from 2 to 16"),

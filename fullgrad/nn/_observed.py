@@ -35,41 +35,42 @@ class Seen(NamedTuple):
 
 
 class Observer:
-    """Collects the numbers of batches."""
+    """Collects what a method needs of the numbers of batches: the ends and the mean, and either counts or a sample or none."""
 
-    def __init__(self, counts: bool) -> None:
+    def __init__(self, counts: bool, sample: bool) -> None:
         self._generator = torch.Generator().manual_seed(0)
         self._histogram = _Histogram() if counts else None
-        self._parts: list[tuple[Tensor, ...]] = []
+        self._samples: list[Tensor] | None = [] if sample else None
+        self._ends: tuple[Tensor, Tensor] | None = None
+        self._sum, self._total = torch.zeros((), dtype=torch.float64), 0
 
     def add(self, x: Tensor) -> None:
-        """Look at the numbers of a tensor."""
+        """Look at the numbers of a tensor, which may change or be freed afterwards."""
         x = x.detach().flatten()
         if not x.numel():
             return
         low, high = x.amin(), x.amax()
-        sample = x[:0]
         if self._histogram is not None:
             self._histogram.add(x, float(torch.maximum(-low, high)))
-        else:
+        if self._samples is not None:
             chosen = None if x.numel() <= _SAMPLE else torch.randint(x.numel(), (_SAMPLE,), generator=self._generator)
-            sample = x if chosen is None else x[chosen.to(x.device)]
-        self._parts.append((sample, low, high, x.abs().double().sum(), torch.tensor(x.numel())))
+            self._samples.append(x.clone() if chosen is None else x[chosen.to(x.device)])
+        self._sum, self._total = self._sum.to(x.device) + x.abs().double().sum(), self._total + x.numel()
+        known = self._ends
+        self._ends = (low, high) if known is None else (torch.minimum(known[0], low), torch.maximum(known[1], high))
 
     def seen(self) -> Seen | None:
         """The numbers of all batches, or None if there were none."""
-        if not self._parts:
+        if self._ends is None:
             return None
-        samples, lows, highs, totals, counts = zip(*self._parts, strict=True)
-        sample, low, high = torch.cat(samples), torch.stack(lows).amin(), torch.stack(highs).amax()
-        total = int(torch.stack(counts).sum())
-        mean = torch.stack(totals).sum() / total
-        wide = torch.promote_types(sample.dtype, torch.float32)
-        ends = (low.to(wide), high.to(wide), mean.to(wide), (0,))
-        if self._histogram is None:
-            return Seen(sample, *ends, total=total if total > len(sample) else 0)
-        bins, numbers = self._histogram.bins(low.double(), high.double())
-        return Seen(bins, *ends, numbers)
+        low, high = self._ends
+        wide = torch.promote_types(low.dtype, torch.float32)
+        ends = (low.to(wide), high.to(wide), (self._sum / self._total).to(wide), (0,))
+        if self._histogram is not None:
+            bins, counts = self._histogram.bins(low.double(), high.double())
+            return Seen(bins, *ends, counts)
+        sample = torch.cat(self._samples) if self._samples else low.new_empty(0)
+        return Seen(sample, *ends, total=self._total if self._total > len(sample) else 0)
 
 
 class _Histogram:

@@ -552,9 +552,10 @@ def _numbers(
     """The numbers of inputs and of outputs of layers, in one pass."""
 
     def observers(wanted: Mapping[str, Any]) -> dict[str, Observer]:
-        # A function gets a sample, which a histogram does not have.
-        counts = how.method == "histogram"
-        return {name: Observer(counts and not callable(bits)) for name, bits in wanted.items() if bits is not None}
+        counts, sample = how.method == "histogram", how.method in ("mse", "percentile")
+        # A function gets a sample.
+        made = {name: (counts and not callable(b), sample or callable(b)) for name, b in wanted.items() if b is not None}
+        return {name: Observer(*needed) for name, needed in made.items()}
 
     def look_at_inputs(observer: Observer) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fullgrad._dispatch import give_rnn_weights, rnn_names, take_rnn_weights
 from fullgrad.nn._batches import arguments_of
 from fullgrad.nn._observed import METHODS, Observer, Seen, affine_of, scale_of
 from fullgrad.nn._quantized_layer import (
+    BiasQuantizer,
     DynamicQuantizer,
     InputQuantizer,
     OutputQuantizer,
@@ -35,7 +37,7 @@ _OF_SEVERAL = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
 
 Key = str | type[nn.Module]
 Bits = int | Callable[..., nn.Module] | None
-# The quantizers of a layer by the names of its weights, "input" and "output"; "bias" is there, as None, if it is rounded.
+# The quantizers of a layer by the names of its weights, "input" and "output"; "bias" is there if it is rounded.
 Quantizers = dict[str, nn.Module | None]
 
 
@@ -83,13 +85,15 @@ def quantize_(
             are.
         data: A list or another iterable of batches, for the scales of activations: a tensor or what else the model takes; a tuple
             or list that begins with the arguments that forward needs, as of inputs and labels; or a dict of keyword arguments.
-        method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 80 scales),
-            ``"percentile"`` (99.9% of the numbers are within the range) or ``"histogram"``: as ``"mse"``, but of all numbers of
-            the inputs, counted in 16,384 bins, and not of a sample of each batch, so that memory does not grow with the data.
+        method: How a scale is computed: ``"max"``, ``"mean"`` (LSQ's start), ``"mse"`` (the best of 81 scales,
+            one of them that of ``"max"``), ``"percentile"`` (99.9% of the numbers are within the range) or ``"histogram"``: as
+            ``"mse"``, but of all numbers of the inputs, counted in 16,384 bins and even within each, and not of a sample of
+            each batch, so that memory does not grow with the data.
             With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
             frozen parameters. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
-            :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses.
+            :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses. Scales of ``"max"`` and
+            ``"percentile"`` are then large enough that gradients pass at both ends, with a zero point, too.
         skip: Layers that are left as they are: names as in ``model.named_modules()``, of layers or of modules that have them;
             patterns such as ``"*.head"``; or classes. One that the model does not call, such as ``out_proj`` of a
             ``MultiheadAttention``, has no inputs to find a scale for; ``activations={"*.out_proj": None, "*": 8}`` quantizes its
@@ -107,9 +111,10 @@ def quantize_(
             are seldom negative, as after GELU or SiLU.
         outputs: As ``activations``, for the output of each layer that returns one tensor.
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
-            integers have them in 32 bits; the scales get no gradient from that.
-        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Bits must be those
-            of the state, whose codes say them, those of ``dynamic`` apart, which no state has.
+            integers have them in 32 bits; the scales get no gradient from that. The bias of a layer whose weight or input is
+            not quantized stays, unless it is so for all layers, which is an error.
+        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Quantizers and
+            bits must be those of the state, whose codes say them. ``load_state_dict`` takes the bits of a state.
 
     Returns:
         ``model``.
@@ -119,8 +124,8 @@ def quantize_(
             batches, ``layers`` or ``skip`` no list, a class cannot be quantized, or a function does not return a module.
         ValueError: A number of bits is out of its range, ``method`` is unknown or has no zero point, the model has no such layer
             or is quantized already, a weight is no floating parameter with elements, or not of whole groups, an embedding has
-            sparse gradients, no batch reaches a layer, ``skip`` or a key fits none, a bias has no scale, ``state`` lacks one or
-            has other bits, or numbers are not finite. The model is then as before.
+            sparse gradients, no batch reaches a layer, ``skip`` or a key fits none, a bias has no scale, ``state`` has other
+            quantizers or bits, or numbers are not finite. The model is then as before.
 
     Example:
         >>> import torch, fullgrad
@@ -163,13 +168,19 @@ def quantize_(
             if state is not None:
                 _check_bits_of(state, f"{name}." * bool(name), quantizers)
             if biases and _is_rounded(of, layer, quantizers):
-                quantizers["bias"] = None
+                quantizers["bias"] = BiasQuantizer()
             if any(quantizer is not None for quantizer in quantizers.values()):
                 made.append((layer, quantizers))
+    if biases and not any("bias" in quantizers for _, quantizers in made) and any(map(_has_bias, chosen.values())):
+        raise ValueError(
+            "quantize_: `biases` must have a layer with a bias whose weight and input are both quantized, got none: ask for "
+            "bits by `weights` and `activations`, or write biases=False."
+        )
     try:
         for layer, quantizers in made:
             _give(layer, quantizers)
         if state is not None:
+            _check_keys_of(state, model)
             model.load_state_dict(state)
     except Exception:  # a module of the user does not fit the weight, or the state not the model
         unquantize_(model)
@@ -207,8 +218,9 @@ def unquantize_(model: nn.Module) -> nn.Module:
             for key, hook in [*layer._forward_pre_hooks.items()]:
                 if hook is _no_fused_kernel:
                     del layer._forward_pre_hooks[key]
-            for key in own & {*layer._modules}:
-                del layer._modules[key]
+            for key in own:
+                layer._modules.pop(key, None)
+                layer.__dict__.pop(key, None)
             if isinstance(layer, nn.RNNBase):
                 give_rnn_weights(layer)
     return model
@@ -283,14 +295,16 @@ def _give(layer: nn.Module, quantizers: Quantizers) -> None:
         if quantizer is not None:
             quantizer.train(layer.training)
     for weight, quantizer in weights.items():
-        if quantizer is not None:
+        if quantizer is not None and weight != "bias":
             _check_quantized(quantizer, layer._parameters[weight])
     layer.__class__ = quantized_class(type(layer), tuple(weights))
     if isinstance(layer, nn.RNNBase):
         take_rnn_weights(layer)
     for name, quantizer in quantizers.items():
-        if name != "bias":
+        if quantizer is not None:
             layer.register_module(f"{name}_quantizer", quantizer)
+        else:  # a plain attribute: a module that is registered as None would take a state that has it, without an error
+            setattr(layer, f"{name}_quantizer", None)
     layer.register_forward_pre_hook(_no_fused_kernel)
 
 
@@ -391,22 +405,26 @@ def _of_weight(what: str, layer: nn.Module, name: str, bits: Any, layer_name: st
     if bits is None:
         return None
     weight: Any = layer._parameters[name]
-    channel = 1 if isinstance(layer, _TRANSPOSED) else 0
+    transposed = isinstance(layer, _TRANSPOSED)
     if how.group_size is not None:
-        if channel or weight[0].numel() % how.group_size:
+        if transposed or weight[0].numel() % how.group_size:
             raise ValueError(
                 f"quantize_: {what} must have output channels of whole groups of `group_size` {how.group_size}, got the "
                 f"shape {tuple(weight.shape)}; name the layer in `skip`."
             )
         weight = weight.detach().reshape(weight.shape[0], -1, how.group_size)
-    dims = (2,) if how.group_size is not None else tuple(d for d in range(weight.ndim) if d != channel)
+    elif transposed:  # of shape (inputs, outputs of a group, ...), with the inputs of a group next to each other
+        weight = weight.detach().unflatten(0, (layer.groups, -1))
+    channels = (0, 1) if how.group_size is not None else (0, 2) if transposed else (0,)
+    dims = tuple(d for d in range(weight.ndim) if d not in channels)
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     seen = Seen(weight, wide.amin(dims, True), wide.amax(dims, True), wide.abs().mean(dims, True), dims)
     _check_finite(what, seen)
     if callable(bits):
         return _called(what, bits, layer._parameters[name], layer_name, layer)
     low, high = quant_range(bits)
-    quantizer = WeightQuantizer(scale_of(seen, low, high, how.method), low, high, how.learn)
+    scale = scale_of(seen, low, high, how.method, how.learn)
+    quantizer = WeightQuantizer(scale.squeeze(1) if transposed else scale, low, high, how.learn)
     quantizer.group_size = how.group_size
     return quantizer
 
@@ -425,10 +443,10 @@ def _of_numbers(
         return _called(what, bits, seen.sample, name, layer)
     if how.asymmetric:
         low, high = quant_range(bits, signed=False)
-        scale, zero_point = affine_of(seen, low, high, how.method)
+        scale, zero_point = affine_of(seen, low, high, how.method, how.learn)
         return kind(scale, low, high, how.learn, zero_point)
     low, high = quant_range(bits, signed=bool(seen.low < 0))
-    return kind(scale_of(seen, low, high, how.method), low, high, how.learn)
+    return kind(scale_of(seen, low, high, how.method, how.learn), low, high, how.learn)
 
 
 def _of_state(what: str, kind: type[WeightQuantizer], bits: Any, prefix: str, how: _How) -> nn.Module:
@@ -449,16 +467,45 @@ def _check_bits_of(state: Mapping[str, Any], prefix: str, quantizers: Mapping[st
     """Refuse a state of quantizers that have other numbers of bits than those that are asked for."""
     for name, quantizer in quantizers.items():
         codes = state.get(f"{prefix}{name}_quantizer._extra_state")
-        if not isinstance(quantizer, WeightQuantizer) or codes is None:
+        if not isinstance(quantizer, (WeightQuantizer, DynamicQuantizer)) or codes is None:
             continue
-        low, high, _ = map(int, codes.tolist())
-        asked, found = (quantizer.quant_max - quantizer.quant_min).bit_length(), (high - low).bit_length()
+        if isinstance(quantizer, DynamicQuantizer) and f"{prefix}{name}_quantizer.scale" in state:
+            continue  # of another kind, which `_check_keys_of` names
+        (low, high, _), (least, most, _) = (map(int, c.tolist()) for c in (codes, quantizer.get_extra_state()))
+        asked, found = (most - least).bit_length(), (high - low).bit_length()
         if asked != found:
-            argument = {"input": "activations", "output": "outputs"}.get(name, "weights")
+            argument = _argument_of(name)
             raise ValueError(
                 f"quantize_: `{argument}` must be the bits of `state`, got {asked} for '{prefix}{name}_quantizer', which has "
                 f"{found} there, codes from {low} to {high}; write {argument}={found}, or {{{prefix[:-1]!r}: {found}, '*': "
                 f"{asked}}} for this layer alone."
+            )
+        if isinstance(quantizer, DynamicQuantizer) and quantizer.asymmetric != (low == 0):
+            raise ValueError(
+                f"quantize_: `asymmetric` must be that of `state`, got {quantizer.asymmetric} for '{prefix}{name}_quantizer', "
+                f"which has codes from {low} to {high} there; write asymmetric={low == 0}."
+            )
+
+
+def _argument_of(name: str) -> str:
+    """The argument that asks for a quantizer of a name."""
+    return {"input": "activations", "output": "outputs", "bias": "biases"}.get(name, "weights")
+
+
+# Names of what quantizers have in a state.
+_OF_QUANTIZER = re.compile(r"(?:^|\.)(input|output|bias|\w*weight\w*)_quantizer\.")
+
+
+def _check_keys_of(state: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse a state that has other quantizers than the model, before any of it is loaded."""
+    asked, found = ({key: m[1] for key in keys if (m := _OF_QUANTIZER.search(key))} for keys in (model.state_dict(), state))
+    for key in [*asked, *found]:
+        if (key in asked) != (key in found):
+            argument = _argument_of(asked.get(key) or found[key])
+            told = f"it lacks {key!r}" if key in asked else f"it has {key!r}, which this model does not"
+            raise ValueError(
+                f"quantize_: `state` must be that of a model that was quantized likewise, {told}; write `{argument}`, `dynamic` "
+                "and `asymmetric` as for that model."
             )
 
 
@@ -479,9 +526,14 @@ def _called(what: str, function: Callable[..., Any], x: Any, name: str, layer: n
     return found
 
 
+def _has_bias(layer: nn.Module) -> bool:
+    """Whether a layer is of a kind whose bias can be rounded, and has one."""
+    return isinstance(layer, (*_LAYERS, *_TRANSPOSED)) and layer._parameters.get("bias") is not None
+
+
 def _is_rounded(of: str, layer: nn.Module, quantizers: Mapping[str, nn.Module | None]) -> bool:
     """Whether a layer has a bias that is rounded: of those whose weight and input are quantized."""
-    if not isinstance(layer, (*_LAYERS, *_TRANSPOSED)) or layer._parameters.get("bias") is None:
+    if not _has_bias(layer):
         return False
     weight, x = quantizers["weight"], quantizers["input"]
     if weight is None or x is None:
@@ -516,9 +568,10 @@ def _numbers(
     """The numbers of inputs and of outputs of layers, in one pass."""
 
     def observers(wanted: Mapping[str, Any]) -> dict[str, Observer]:
-        # A function gets a sample, which a histogram does not have.
-        counts = how.method == "histogram"
-        return {name: Observer(counts and not callable(bits)) for name, bits in wanted.items() if bits is not None}
+        counts, sample = how.method == "histogram", how.method in ("mse", "percentile")
+        # A function gets a sample.
+        made = {name: (counts and not callable(b), sample or callable(b)) for name, b in wanted.items() if b is not None}
+        return {name: Observer(*needed) for name, needed in made.items()}
 
     def look_at_inputs(observer: Observer) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -108,7 +108,7 @@ def _plain(layer: nn.Module, name: str) -> Any:
 
 def _quantized_weight(name: str) -> property:
     def get(self: Any) -> Any:
-        weight, quantizer = _plain(self, name), self._modules[f"{name}_quantizer"]
+        weight, quantizer = _plain(self, name), self._modules.get(f"{name}_quantizer")
         if weight is None and quantizer is not None:
             raise RuntimeError(
                 f"Quantized{self._base.__name__}: `{name}` must stay a parameter, which a parametrization such as weight_norm "
@@ -126,8 +126,7 @@ def _rounded_bias() -> property:
     def get(self: Any) -> Tensor:
         bias = _plain(self, "bias")
         step = (self.input_quantizer.effective_scale * self.weight_quantizer.effective_scale).detach().flatten()
-        step = step.repeat(bias.numel() // step.numel())  # groups of a transposed convolution share scales
-        return clamp(step_quantize(bias, step), -_INT32 * step, _INT32 * step).to(bias.dtype)
+        return self.bias_quantizer(bias, step)
 
     return property(get, _setter("bias"), doc="The bias in use: multiples of the product of the two scales.")
 
@@ -247,6 +246,20 @@ class OutputQuantizer(WeightQuantizer):
     """The quantizer of a layer's output, which has one scale."""
 
 
+class BiasQuantizer(nn.Module):
+    """Rounding to multiples of a step, in 32 bits. It learns nothing, but a state says whether there is one."""
+
+    def forward(self, bias: Tensor, step: Tensor) -> Tensor:
+        return clamp(step_quantize(bias, step), -_INT32 * step, _INT32 * step).to(bias.dtype)
+
+    def get_extra_state(self) -> Tensor:
+        """The range of codes."""
+        return torch.tensor([-_INT32, _INT32, 0], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """All have the same range."""
+
+
 class DynamicQuantizer(nn.Module):
     """`fake_quantize` with a scale, and maybe a zero point, from the numbers themselves, which count as constant."""
 
@@ -263,16 +276,42 @@ class DynamicQuantizer(nn.Module):
         scale, zero_point = affine(wide.amin(dims, keepdim=True), wide.amax(dims, keepdim=True), low, high)
         return fake_quantize(x, scale, zero_point, low, high)
 
+    def get_extra_state(self) -> Tensor:
+        """The range of codes, as of a `WeightQuantizer`: a state that is loaded brings its own."""
+        return torch.tensor([*quant_range(self.bits, signed=not self.asymmetric), 0], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the bits of a state, and whether there is a zero point."""
+        low, high, _ = map(int, state.tolist())
+        self.bits, self.asymmetric = (high - low).bit_length(), low == 0
+
     def extra_repr(self) -> str:
         """The bits, and the dimensions that share a scale."""
         return f"bits={self.bits}, dims={self.dims}" + ", with a zero point" * self.asymmetric
 
 
-def affine(smallest: Tensor, largest: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """The scale and the zero point of codes for the numbers from the smallest to the largest, with 0 among them."""
+def affine(smallest: Tensor, largest: Tensor, low: int, high: int, exact: bool = False) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point of codes for the numbers from the smallest to the largest, with 0 among them. Rounding the
+    zero point moves the range by up to half a step; if it is exact, the scale is the least one with which both ends are within.
+    """
     smallest, largest = smallest.clamp(max=0), largest.clamp(min=0)
-    scale = positive((largest - smallest) / (high - low))
-    return scale, torch.clamp(torch.round(low - smallest / scale), low, high)
+    if not exact:
+        scale = positive((largest - smallest) / (high - low))
+        return scale, torch.clamp(torch.round(low - smallest / scale), low, high)
+    # As many codes are below 0 as fit best, rounded down or up.
+    below = torch.nan_to_num(smallest / (smallest - largest)) * (high - low)
+    down, up = below.floor(), below.ceil()
+    by_down, by_up = (torch.maximum(within(-smallest, n), within(largest, high - low - n)) for n in (down, up))
+    return positive(torch.minimum(by_down, by_up)), low + torch.where(by_down <= by_up, down, up)
+
+
+def within(largest: Tensor, codes: Any) -> Tensor:
+    """The scale by which the largest number is that many codes, and not more by an error of rounding."""
+    scale = torch.where(largest == 0, 0.0, largest / codes)
+    for _ in range(4):
+        above = (largest * scale.reciprocal() > codes) | (largest / scale > codes)
+        scale = torch.where(above, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+    return scale
 
 
 def positive(scale: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import fullgrad
 from fullgrad import quantizers
-from fullgrad.nn import quantize_, unquantize_
+from fullgrad.nn import _quantize, quantize_, unquantize_
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 
@@ -98,15 +99,17 @@ def test_the_output_is_that_of_quantized_numbers(name, option):
     with torch.no_grad():
         for weight in weights_of(plain.layer):
             w = getattr(plain.layer, weight)
-            dims = [d for d in range(w.ndim) if d != int(name.startswith("ConvTranspose"))]
+            whole = w
+            if name.startswith("ConvTranspose"):
+                w = w.unflatten(0, (plain.layer.groups, -1))
+            dims = [d for d in range(w.ndim) if d not in ((0, 2) if name.startswith("ConvTranspose") else (0,))]
             if OPTIONS[option].get("method") != "histogram":
                 w.copy_(quantizers.fake_quantize(w, w.abs().amax(dims, keepdim=True) / 7, 0, -8, 7))
-                assert torch.equal(getattr(layer, weight), w)
+                assert torch.equal(getattr(layer, weight), whole)
             else:
-                w.copy_(getattr(layer, weight))
+                whole.copy_(getattr(layer, weight))
         if option == "biases" and name in ("Linear", "Conv1d", "ConvTranspose1d"):
             step = (layer.input_quantizer.scale * layer.weight_quantizer.scale).flatten()
-            step = step.repeat(len(plain.layer.bias) // len(step))
             plain.layer.bias.copy_(torch.round(plain.layer.bias / step) * step)
             assert not torch.equal(layer.bias, layer.original_bias)
             torch.testing.assert_close(layer.bias, plain.layer.bias, rtol=1e-6, atol=0)
@@ -245,19 +248,55 @@ def test_a_histogram_counts_all_numbers_as_its_range_grows(scales):
         assert error(scale) <= 1.05 * min(map(error, grid))
 
 
-def test_a_histogram_keeps_no_numbers():
-    """Its memory does not grow with the data, unless a function wants numbers."""
+@pytest.mark.parametrize("method", ["max", "mean", "histogram", "mse", "percentile"])
+def test_batches_are_not_kept(method):
+    """The inputs of earlier batches are freed, but for a sample of at most 16,384 numbers where the method needs one."""
+    generator, alive, most = torch.Generator().manual_seed(0), [], []
+
+    class Layers(nn.Sequential):
+        def forward(self, x):
+            x = x * 1.0
+            alive.append(weakref.ref(x.untyped_storage()))
+            most.append(sum(storage() is not None for storage in alive))
+            return super().forward(x[:300])
+
+    layers = Layers(nn.Linear(8, 20), nn.ReLU(inplace=True))
+    data = (torch.randn(400, 8, generator=generator) for _ in range(5))
+    quantize_(layers, 4, 8, data, method=method, outputs=8)
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize(("method", "kept"), [("max", 0), ("mean", 0), ("histogram", 0), ("mse", 1), ("percentile", 1)])
+def test_memory_does_not_grow_with_the_data_without_a_sample(method, kept):
+    """More batches leave as many numbers; a method that needs a sample has one of each batch."""
+
+    def bytes_of(count):
+        seen = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_quantize, "scale_of", lambda s, *_: seen.append(s) or torch.ones(()))
+            quantize_(nn.Linear(50, 1), None, 8, [torch.ones(1000, 50) * 0.7] * count, method=method)
+        return sum(v.untyped_storage().nbytes() for v in seen[0] if isinstance(v, torch.Tensor))
+
+    assert bytes_of(5) - bytes_of(1) == kept * 4 * 2**14 * 4
+
+
+def test_an_output_that_is_changed_in_place_is_looked_at_before():
+    """The sample is a copy: a ReLU in place comes after the layer."""
+    torch.manual_seed(0)
+    x, plain = torch.randn(50, 4), nn.Linear(4, 3)
+    plain.bias.data -= 2.0
+    made = [
+        quantize_(nn.Sequential(copy.deepcopy(plain), nn.ReLU(inplace=i)), 8, None, [x], outputs=4, method="mse") for i in (0, 1)
+    ]
+    assert torch.equal(made[0][0].output_quantizer.scale, made[1][0].output_quantizer.scale)
+
+
+def test_a_function_gets_numbers_with_a_histogram():
+    """All of a small batch."""
     kept = []
     data = (torch.randn(64, 8) for _ in range(5))
     quantize_(nn.Linear(8, 1), None, lambda x: kept.append(x.numel()) or nn.Identity(), data, method="histogram")
     assert kept == [5 * 64 * 8]
-    from fullgrad.nn._observed import Observer
-
-    observer = Observer(counts=True)
-    for _ in range(5):
-        observer.add(torch.randn(1000))
-    assert observer.seen().counts.sum() == 5000
-    assert sum(part[0].numel() for part in observer._parts) == 0
 
 
 def test_packed_sequences_are_quantized():
@@ -300,6 +339,8 @@ def test_a_transformer_whose_output_projection_has_no_input():
     [
         ({"biases": True, "dynamic": True}, ValueError, "`biases` must have one scale of the input .* which 'model' lacks"),
         ({"biases": True, "group_size": 4}, ValueError, "`biases` must have one scale"),
+        ({"biases": True, "activations": None}, ValueError, "`biases` must have a layer with .* `activations`"),
+        ({"biases": True, "weights": None}, ValueError, "`biases` must have a layer with .* `weights`"),
         ({"biases": True, "weights": lambda w: nn.Identity()}, ValueError, "`biases` must have one scale"),
         ({"asymmetric": True, "method": "mean"}, ValueError, "`method` must not be 'mean' with `asymmetric`"),
         ({"outputs": 1}, ValueError, "`outputs` must be from 2 to 16"),

@@ -473,3 +473,33 @@ def test_distances_of_samples_with_nan():
         expected = torch.stack([f(a, b) for a, b in zip(x, y, strict=True)])
         with fullgrad.completing():
             torch.testing.assert_close(vmap(f)(x, y), expected, equal_nan=True)
+
+
+SYSTEMS = {  # matrices and right-hand sides, which broadcast
+    "solve": torch.linalg.solve,
+    "solve from the right": lambda a, b: torch.linalg.solve(a, b.mT, left=False),
+    "solve of factors": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "solve of vectors": lambda a, b: torch.linalg.solve(a, b[..., 0] if a.shape[:-1] == b.shape[:-1] else b.reshape(-1)[:2]),
+    "least squares of vectors": lambda a, b: torch.linalg.lstsq(
+        a.expand(torch.broadcast_shapes(a.shape, (*b.shape[:-2], 1, 1))), (b + a[..., :1])[..., 0]
+    )[0],
+}
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (None, 0), (0, None), (-1, 1)])
+@pytest.mark.parametrize("batches", [((2,), ()), ((), (2,)), ((2, 2), (2,)), ((2,), (1, 2)), ((2,), (2,))])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_systems_of_samples_of_other_ranks(name, batches, in_dims):
+    """The samples of a batch have their own solutions and gradients, though their matrices have more dimensions or fewer."""
+    f = SYSTEMS[name]
+    shapes = [[*([] if d is None else [2]), *batch, 2, n] for d, batch, n in zip(in_dims, batches, (2, 3), strict=True)]
+    torch.manual_seed(0)
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    given[0] += 3 * torch.eye(2)
+    derivative = grad(lambda a, b: f(a, b).square().sum(), (0, 1))
+    samples = [[v if d is None else v[i] for v, d in zip(given, in_dims, strict=True)] for i in range(2)]
+    moved = [v if d is None else v.movedim(0, d) for v, d in zip(given, in_dims, strict=True)]
+    with fullgrad.completing():
+        for g in (lambda a, b: (f(a, b),), derivative):
+            expected = [torch.stack(v) for v in zip(*[g(*s) for s in samples], strict=True)]
+            torch.testing.assert_close(list(vmap(g, in_dims)(*moved)), expected)

@@ -165,6 +165,21 @@ def valued(y: Tensor, value: Tensor) -> Tensor:
     return y
 
 
+def unit_of(most: Tensor) -> Tensor:
+    """The largest size, by which squares neither over- nor underflow; 1 of zeros and of what is not finite."""
+    return torch.where((most > 0) & most.isfinite(), most, 1)
+
+
+def without_slope(x: Tensor, where: Tensor) -> Tensor:
+    """0, and NaN at some places, where its derivatives are NaN, too."""
+    return torch.expm1(torch.where(where, x, 0)) * torch.where(where, torch.nan, 0).to(x.dtype)
+
+
+def absolute(x: Tensor) -> Tensor:
+    """The absolute value; torch's has the slope 0 at NaN."""
+    return x.abs() + without_slope(x, x.isnan())
+
+
 def accumulated(x: Tensor) -> Tensor:
     """The tensor in the precision of sums: half precision in float32."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

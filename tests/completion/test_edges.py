@@ -569,6 +569,37 @@ def test_what_is_no_number_has_no_number_as_its_slope(name):
             torch.testing.assert_close(g[1], expected[1], equal_nan=True)
 
 
+OF_UNIT_SIZE = {
+    "layer_norm": lambda x, eps: F.layer_norm(x, (4,), eps=eps),
+    "group_norm": lambda x, eps: F.group_norm(x, 1, eps=eps),
+    "instance_norm": lambda x, eps: F.instance_norm(x[None], eps=eps)[0],
+    "batch_norm": lambda x, eps: F.batch_norm(x.mT, None, None, training=True, eps=eps).mT,
+    "rms_norm": lambda x, eps: F.rms_norm(x, (4,), eps=eps),
+    "renorm": lambda x, eps: torch.renorm(x / x.detach().abs().max() * 1e20, 2, 0, 1.0),
+    "renorm of cubes": lambda x, eps: torch.renorm(x / x.detach().abs().max() * 1e13, 3, 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("unit", [1e15, 1e-15])
+@pytest.mark.parametrize("eps", [1e-5, 1e-35])
+@pytest.mark.parametrize("name", OF_UNIT_SIZE)
+def test_norms_of_large_and_small_numbers(name, eps, unit):
+    """Their derivatives in float32 are those in float64, though squares of the numbers over- or underflow in between."""
+    x = torch.tensor([[1.0, 2, 4, 8], [3, 1, -2, 5]], dtype=torch.float64) * unit
+    weight = torch.tensor([1.0, -2, 3, 5], dtype=torch.float64)
+
+    def derivatives(dtype):
+        own, t = x.to(dtype), (x.flip(1) * weight).to(dtype)
+        f = lambda x: OF_UNIT_SIZE[name](x, eps)  # noqa: E731
+        loss = lambda x: (f(x) * weight.to(dtype)).sum()  # noqa: E731
+        return grad(loss)(own) * unit, jvp(f, (own,), (t,))[1], *[v * unit for v in jvp(grad(loss), (own,), (t,))]
+
+    with fullgrad.completing():
+        found, expected = derivatives(torch.float32), derivatives(torch.float64)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3,)])
 def test_powers_of_complex_numbers_have_second_tangents(shape):
     """Also of one number, of which torch takes no view in forward mode."""

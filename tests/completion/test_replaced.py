@@ -503,3 +503,29 @@ def test_systems_of_samples_of_other_ranks(name, batches, in_dims):
         for g in (lambda a, b: (f(a, b),), derivative):
             expected = [torch.stack(v) for v in zip(*[g(*s) for s in samples], strict=True)]
             torch.testing.assert_close(list(vmap(g, in_dims)(*moved)), expected)
+
+
+def test_eager_second_derivatives_of_distances_that_broadcast():
+    """Also by the rows that all batches share."""
+    a, b = [torch.randn(shape, dtype=torch.float64) for shape in ((2, 3, 4), (5, 4))]
+    for p in (1.5, 2.0, 3.0):
+        f = lambda a, b: torch.cdist(a, b, p=p)  # noqa: B023, E731
+        plain = lambda a, b: ((a.unsqueeze(-2) - b.unsqueeze(-3)).abs() ** p).sum(-1) ** (1 / p)  # noqa: B023, E731
+        found = []
+        for g in (f, plain):
+            leaves = [v.clone().requires_grad_() for v in (a, b)]
+            with fullgrad.completing():
+                slopes = torch.autograd.grad(g(*leaves).sin().sum(), leaves, create_graph=True)
+                found.append(torch.autograd.grad(sum((s * v).sum() for s, v in zip(slopes, (a, b), strict=True)), leaves))
+        torch.testing.assert_close(found[0], found[1])
+
+
+def test_alignments_of_one_sample_with_lengths_without_dimensions():
+    """They have the derivatives of a batch of one."""
+    x, t = torch.randn(2, 6, 4, dtype=torch.float64)
+    labels, lengths = torch.tensor([1, 2, 2]), (torch.tensor(6), torch.tensor(3))
+    alone = lambda x: F.ctc_loss(x.log_softmax(-1), labels, *lengths)  # noqa: E731
+    of_batch = lambda x: F.ctc_loss(x.log_softmax(-1)[:, None], labels[None], *[v[None] for v in lengths])  # noqa: E731
+    with fullgrad.completing():
+        for way in (lambda f: jvp(f, (x,), (t,)), lambda f: jvp(grad(f), (x,), (t,)), lambda f: hessian(f)(x)):
+            torch.testing.assert_close(way(alone), way(of_batch))

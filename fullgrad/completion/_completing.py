@@ -53,6 +53,7 @@ from fullgrad.completion._registry import (
     NO_SECOND,
     NO_VMAP,
     NOT_IN_PLACE,
+    PREPARED,
     REPLACED,
     WRONG_GRADIENT,
     Completed,
@@ -312,6 +313,12 @@ def _replaced() -> dict[str, Any]:
 
 
 @functools.cache
+def _prepared() -> dict[str, Any]:
+    """The operators, by name, whose arguments in a batch are changed."""
+    return _found(PREPARED)
+
+
+@functools.cache
 def _in_place() -> dict[str, Any]:
     """The operators that change their first argument, by the name of what they compute."""
     found: dict[str, Any] = {name: getattr(torch.ops.aten, f"{name}_").default for name in NOT_IN_PLACE}
@@ -326,7 +333,7 @@ def _in_place() -> dict[str, Any]:
 
 
 def _all_operators() -> list[Any]:
-    found = [_overloads(), _backwards(), _in_place(), in_place_operators(), _replaced()]
+    found = [_overloads(), _backwards(), _in_place(), in_place_operators(), _replaced(), _prepared()]
     return [op for operators in found for op in operators.values()]
 
 
@@ -376,6 +383,8 @@ def _installed() -> torch.library.Library:
             enter(op, ZEROS, kernel_of_zeros(op, _is_outside))
         for op, kernel in WITH_NUMBERS.items():
             enter(op, ZEROS, kernel)
+        for name, op in _prepared().items():
+            enter(op, _BATCHED, _kernel_of_prepared(torch_kernel(op, _BATCHED), PREPARED[name]))
         for name, op in _replaced().items():
             enter(op, _FRONT, _kernel_of_replaced(op, torch_kernel(op, _FRONT), REPLACED[name]))
     forget_kernels(_all_operators())
@@ -462,18 +471,25 @@ def _kernel_of_slopes(original: Callable[..., Any], own: Completed) -> Callable[
 
 
 def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
-    """The formula of a batch, for which torch has no value, or torch's own rule on arguments that it takes."""
+    """The formula of a batch, for which torch has no value."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_outside():
             return original(keys, *args, **kwargs)
-        if callable(own.batched):
-            return original(keys, *[own.batched(v) if isinstance(v, Tensor) else v for v in args], **kwargs)
         check_arguments(op, args, kwargs)
         found = own.formula(*args, **kwargs)
         if found is NotImplemented:
             raise NotImplementedError(f"{op.name()} cannot be batched with these arguments.")
         return found.value if isinstance(found, Whole) else found
+
+    return kernel
+
+
+def _kernel_of_prepared(original: Callable[..., Any], function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """torch's own rule for a batch, on arguments with which it is right."""
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(keys, *(args if _is_outside() else function(*args, **kwargs)), **kwargs)
 
     return kernel
 

@@ -14,7 +14,7 @@ _LEAST = -1e30  # the logarithm of 0, with derivatives of 0
 
 
 def _lengths(given: Tensor | Sequence[int]) -> list[int]:
-    return innermost(given).tolist() if isinstance(given, Tensor) else list(given)
+    return innermost(given).reshape(-1).tolist() if isinstance(given, Tensor) else list(given)
 
 
 def _states(targets: Tensor, lengths: Sequence[int], blank: int) -> Tensor:

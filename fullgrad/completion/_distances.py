@@ -6,18 +6,19 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, valued
+from fullgrad.completion._registry import NO_SECOND, absolute, completes, completes_backward, valued, without_slope
 
 
 def _largest(size: Tensor) -> Tensor:
     """The largest number, whose slope is 1 by each that is as large, as in torch."""
     most = size.detach().amax(-1)
-    return valued(torch.where(size == most.unsqueeze(-1), size, 0).sum(-1), most)
+    most_of = most.unsqueeze(-1)
+    return valued((torch.where(size == most_of, size, 0) + without_slope(size, most_of.isnan())).sum(-1), most)
 
 
 def _norm(d: Tensor, p: float) -> Tensor:
     """The norm of vectors, whose derivative at 0 is 0."""
-    size = d.abs()
+    size = absolute(d)
     if p == 0:
         return torch.where(d.isnan(), d.detach(), (d != 0).to(d.dtype)).sum(-1)
     if p == 1:
@@ -36,6 +37,8 @@ def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor
 
 @completes_backward("_cdist_backward", 4)
 def _cdist_backward(g: Tensor, x1: Tensor, x2: Tensor, p: float, distance: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # torch's gradient is that of each
+    x1 = x1.expand(*batch, *x1.shape[-2:])
     return pulled_back(lambda x1, x2: _cdist(x1, x2, p, None), (x1, x2), (0,), g)[0]
 
 

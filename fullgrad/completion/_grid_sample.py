@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_SECOND, completes, completes_backward
+from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, prepares, without_slope
 
 BILINEAR, NEAREST, CUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
@@ -71,15 +71,18 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
         total = total + values * torch.where(inside, weight, 0).unsqueeze(1)
     if mode == BILINEAR and padding == ZEROS:
         total = torch.where(grid.isnan().any(-1).unsqueeze(1), torch.nan, total)
+        total = total + without_slope(grid, ~grid.isfinite().all(-1, keepdim=True)).sum(-1).unsqueeze(1)
     return total
 
 
-def _in_front(x: Tensor) -> Tensor:
-    """A tensor whose batch is the first dimension of the memory, which torch's rule takes it to be."""
-    return x.unsqueeze(0).squeeze(0)
+@prepares("grid_sampler_2d")
+@prepares("grid_sampler_3d")
+def _in_front(x: Tensor, grid: Tensor, *options: Any) -> Any:
+    """Tensors whose batch is the first dimension of the memory, which torch's rule takes it to be."""
+    return x.unsqueeze(0).squeeze(0), grid.unsqueeze(0).squeeze(0), *options
 
 
-@completes("grid_sampler_2d", NO_SECOND, batched=_in_front, issue=34704)
+@completes("grid_sampler_2d", NO_SECOND, issue=34704)
 def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
 
@@ -91,6 +94,6 @@ def _backward(g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align
     return [v if needed else None for v, needed in zip(found, is_needed, strict=True)]
 
 
-@completes("grid_sampler_3d", NO_SECOND, batched=_in_front)
+@completes("grid_sampler_3d", NO_SECOND)
 def _grid_sampler_3d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)

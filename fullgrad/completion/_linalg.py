@@ -15,6 +15,7 @@ from fullgrad.completion._registry import (
     WRONG,
     WRONG_FORWARD,
     completes,
+    prepares,
 )
 
 
@@ -89,10 +90,30 @@ def _slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return sign, size.log().sum(-1), factors.detach(), pivots
 
 
+def _is_vector(a: Tensor, b: Tensor) -> bool:
+    return b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+
+
+@prepares("_linalg_solve_ex")
+def _of_one_rank(a: Tensor, b: Tensor, *, left: bool = True, **_: Any) -> Any:
+    """Tensors with as many dimensions: torch's rule puts that of the samples in front of all, and broadcasts from the last."""
+    if left and _is_vector(a, b):
+        return a, b.expand(a.shape[:-1])
+    return [v.reshape(*[1] * (rank - v.ndim), *v.shape) for v, rank in ((a, b.ndim), (b, a.ndim))]
+
+
+@prepares("linalg_lu_solve")
+def _factors_of_one_batch(factors: Tensor, pivots: Tensor, b: Tensor, **_: Any) -> Any:
+    """All in the whole batch: torch's kernel is wrong where the memory of factors that it broadcasts has some strides."""
+    batch = torch.broadcast_shapes(factors.shape[:-2], b.shape[:-2])
+    factors, pivots = factors.expand(*batch, *factors.shape[-2:]), pivots.expand(*batch, pivots.shape[-1])
+    return factors, pivots, b.expand(*batch, *b.shape[-2:])
+
+
 @completes("_linalg_solve_ex", WRONG, issue=192540)
 def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, ...]:
     factors, pivots, info = torch.linalg.lu_factor_ex(a, check_errors=check_errors)
-    is_vector = left and (b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1]))
+    is_vector = left and _is_vector(a, b)
     right, inverse = b.unsqueeze(-1) if is_vector else b, torch.linalg.inv_ex(a)[0]
     x = inverse @ right if left else right @ inverse  # torch's lu_solve is wrong in a batch of Hessians
     return x.squeeze(-1) if is_vector else x, factors.detach(), pivots, info

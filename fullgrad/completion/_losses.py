@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, accumulated, completes, completes_backward
+from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, absolute, accumulated, completes, completes_backward
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -16,7 +16,7 @@ def _reduced(loss: Tensor, reduction: int) -> Tensor:
 @completes("huber_loss", NO_FORWARD)
 def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     dtype, error = torch.result_type(x, target), accumulated(x) - accumulated(target)
-    size = error.abs()
+    size = absolute(error)
     small = torch.where(size < delta, error, 0)  # an infinite error times 0 is no number
     return _reduced(torch.where(size < delta, 0.5 * small * small, delta * (size - 0.5 * delta)), reduction).to(dtype)
 

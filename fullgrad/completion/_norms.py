@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes, completes_backward
+from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes, completes_backward, unit_of
 
 
 def _stored(x: Tensor, like: Tensor) -> Tensor:
@@ -18,9 +18,22 @@ def _stored(x: Tensor, like: Tensor) -> Tensor:
 def _normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The tensor with mean 0 and variance 1, the mean, and the inverse of the standard deviation."""
     mean = x.mean(dims, keepdim=True)
-    centered = x - mean
-    inverse = torch.rsqrt(centered.square().mean(dims, keepdim=True) + eps)
-    return centered * inverse, mean, inverse
+    y, inverse = _of_unit_size(x - mean, dims, eps)
+    return y, mean, inverse
+
+
+def _of_unit_size(x: Tensor, dims: tuple[int, ...], eps: Any) -> tuple[Tensor, Tensor]:
+    """The tensor with squares of mean 1, and the inverse of its size. It is first divided by a constant, by which neither squares
+    nor slopes over- or underflow.
+    """
+    if not x.numel():
+        inverse = torch.rsqrt(x.square().mean(dims, keepdim=True) + eps)
+        return x * inverse, inverse
+    least = torch.as_tensor(eps, dtype=x.dtype, device=x.device).clamp(min=0).sqrt()
+    unit = unit_of(torch.maximum(x.detach().abs().amax(dims, keepdim=True), least))
+    x = x / unit
+    inverse = torch.rsqrt(x.square().mean(dims, keepdim=True) + eps / unit / unit)
+    return x * inverse, inverse / unit
 
 
 @completes("native_layer_norm", WRONG, issue=196700)
@@ -153,6 +166,5 @@ def _cudnn_batch_norm(*args: Any) -> tuple[Tensor, ...]:
 def _fused_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
     own = accumulated(x)
     eps = torch.finfo(own.dtype).eps if eps is None else eps
-    inverse = torch.rsqrt(own.square().mean(tuple(range(-len(shape), 0)), keepdim=True) + eps)
-    y = own * inverse
+    y, inverse = _of_unit_size(own, tuple(range(-len(shape), 0)), eps)
     return (y if weight is None else y * weight).to(x.dtype), inverse

@@ -14,6 +14,7 @@ from fullgrad.completion._registry import (
     accumulated,
     completes,
     completes_backward,
+    without_slope,
 )
 
 
@@ -73,8 +74,9 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
     own = accumulated(x)
     low, high = (0.0, 1.0) if eps is None else (eps, 1 - eps)
     is_inside = (own >= low) & (own <= high)
-    own = torch.where(is_inside, own, 0.5 if eps is not None else torch.nan)
-    return torch.where(is_inside, torch.log(own) - torch.log1p(-own), 0 if eps is not None else torch.nan).to(x.dtype)
+    inside = torch.where(is_inside, own, 0.5)
+    y = torch.log(inside) - torch.log1p(-inside)
+    return (y + without_slope(own, own.isnan() if eps is not None else ~is_inside)).to(x.dtype)
 
 
 # torch's forward mode under no_grad calls their backwards, which have no forward mode.

@@ -16,6 +16,7 @@ from fullgrad.completion._registry import (
     accumulated,
     completes,
     completes_backward,
+    unit_of,
     valued,
 )
 
@@ -129,8 +130,7 @@ def _segment_reduce(
 
 def _unit(size: Tensor, dims: Any) -> Tensor:
     """The largest size, a constant by which squares neither over- nor underflow; 1 of zeros and of what is not finite."""
-    most = size.detach().amax(dims, keepdim=True)
-    return torch.where((most > 0) & most.isfinite(), most, 1)
+    return unit_of(size.detach().amax(dims, keepdim=True))
 
 
 _EXACT = (0, 1, math.inf, -math.inf)
@@ -183,8 +183,11 @@ def _dist(x: Tensor, other: Tensor, p: float = 2) -> Any:
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     dims = [d for d in range(x.ndim) if d != dim % x.ndim]
     is_large = torch.linalg.vector_norm(accumulated(x.detach()), p, dims, keepdim=True) > maxnorm
-    norm = torch.linalg.vector_norm(torch.where(is_large, accumulated(x), 1), p, dims, keepdim=True)  # of others, none
-    return torch.where(is_large, x * (maxnorm / (torch.where(is_large, norm, 1) + 1e-7)).to(x.dtype), x)
+    own = torch.where(is_large, accumulated(x), 1)  # of others, none
+    unit = _unit(own.abs(), dims) if x.numel() else 1
+    own = own / unit
+    y = own * (maxnorm / (torch.linalg.vector_norm(own, p, dims, keepdim=True) + 1e-7 / unit))
+    return torch.where(is_large, y.to(x.dtype), x)
 
 
 @completes("std.correction", NO_THIRD)

@@ -31,14 +31,14 @@ class Completed(NamedTuple):
 
     ``formula`` is made of torch's operations alone, since torch refuses others where it has begun to process a transform.
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
-    torch cannot batch it, or prepares the tensors for torch's own rule, and ``issue`` is torch's public one. With ``has_first``
-    torch's first derivative in reverse mode is right, and taken where it is all that is asked for. With some arguments torch has
-    no derivative in eager code either, as ``is_missing`` says of them.
+    torch cannot batch it, and ``issue`` is torch's public one. With ``has_first`` torch's first derivative in reverse mode is
+    right, and taken where it is all that is asked for. With some arguments torch has no derivative in eager code either, as
+    ``is_missing`` says of them.
     """
 
     formula: Callable[..., Any]
     lacks: str
-    batched: bool | Callable[[Tensor], Tensor] = False
+    batched: bool = False
     lean: Callable[..., Any] | None = None
     issue: int | None = None
     slopes: Callable[..., "Slopes"] | None = None
@@ -66,6 +66,8 @@ BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...], bool]] = {}
 NOT_IN_PLACE = ("asinh", "acosh", "atanh")
 # Operators that other calls of torch with the same value replace under a transform, by their names. Eager code does not see them.
 REPLACED: dict[str, Callable[..., Any]] = {}
+# What makes tensors such that torch's own rule of an operator for a batch is right, by the operator's name.
+PREPARED: dict[str, Callable[..., Sequence[Any]]] = {}
 # Functions of torch in Python, and higher-order operators, which other code replaces where a derivative may be taken, by name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 HIGHER_ORDER: dict[str, Callable[..., Any]] = {}
@@ -101,7 +103,7 @@ def completes(
     name: str,
     lacks: str,
     *,
-    batched: bool | Callable[[Tensor], Tensor] = False,
+    batched: bool = False,
     lean: Any = None,
     issue: int | None = None,
     has_first: bool = False,
@@ -139,6 +141,16 @@ def replaces(name: str) -> Callable[[Any], Any]:
     return enter
 
 
+def prepares(name: str) -> Callable[[Any], Any]:
+    """A decorator that enters a function of the arguments that torch's rule for a batch gets."""
+
+    def enter(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        PREPARED[name] = function
+        return function
+
+    return enter
+
+
 def valued(y: Tensor, value: Tensor) -> Tensor:
     """A tensor with the numbers of another, and its own derivatives.
 
@@ -151,6 +163,21 @@ def valued(y: Tensor, value: Tensor) -> Tensor:
         y = y + torch.zeros_like(value)
         y.detach().copy_(value)
     return y
+
+
+def unit_of(most: Tensor) -> Tensor:
+    """The largest size, by which squares neither over- nor underflow; 1 of zeros and of what is not finite."""
+    return torch.where((most > 0) & most.isfinite(), most, 1)
+
+
+def without_slope(x: Tensor, where: Tensor) -> Tensor:
+    """0, and NaN at some places, where its derivatives are NaN, too."""
+    return torch.expm1(torch.where(where, x, 0)) * torch.where(where, torch.nan, 0).to(x.dtype)
+
+
+def absolute(x: Tensor) -> Tensor:
+    """The absolute value; torch's has the slope 0 at NaN."""
+    return x.abs() + without_slope(x, x.isnan())
 
 
 def accumulated(x: Tensor) -> Tensor:

@@ -157,6 +157,15 @@ def _lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, 
     return torch.linalg.lu_solve(factors, pivots, b.mH, adjoint=not adjoint).mH
 
 
+@replaces("linalg_lstsq")
+def _lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """torch's rule for a batch takes vectors to be matrices."""
+    if b.shape != a.shape[:-1] or "Vmap" not in active_transforms():
+        return NotImplemented
+    x, *others = torch.linalg.lstsq(a, b.unsqueeze(-1), rcond, driver=driver)
+    return x.squeeze(-1), *others
+
+
 @replaces("fused_moving_avg_obs_fake_quant")
 def _observed(*args: Any) -> Tensor:
     return torch.ops.aten._fused_moving_avg_obs_fq_helper(*args)[0] if "Vmap" in active_transforms() else NotImplemented

@@ -537,6 +537,69 @@ def test_a_slope_that_is_not_used_spoils_no_gradient(value):
         torch.testing.assert_close(grad(f, (0, 1))(x, w), expected, equal_nan=True)
 
 
+NOT_NUMBERS = {
+    "huber_loss": lambda x: F.huber_loss(x, torch.zeros(2, 2)),
+    "huber_loss by the target": lambda x: F.huber_loss(torch.zeros(2, 2), x),
+    "cdist, sums": lambda x: torch.cdist(x, torch.zeros(1, 2), p=1),
+    "cdist, largest": lambda x: torch.cdist(x, torch.zeros(1, 2), p=math.inf),
+    "pdist, sums": lambda x: torch.pdist(x, 1),
+    "pdist, largest": lambda x: torch.pdist(x, math.inf),
+    "logit": lambda x: torch.logit(x / 3),
+    "logit, clamped": lambda x: torch.logit(x / 3, 0.1),
+    "logit, clamped, half precision": lambda x: torch.logit(x.half() / 3, 0.1),
+    "grid_sample": lambda x: F.grid_sample(torch.arange(9.0).reshape(1, 1, 3, 3), x.reshape(1, 1, 2, 2) / 4),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NUMBERS)
+def test_what_is_no_number_has_no_number_as_its_slope(name):
+    """The gradient is NaN where torch's is, in reverse mode, forward mode and inside of a second derivative."""
+    loss = lambda x: NOT_NUMBERS[name](x).sum()  # noqa: E731
+    for number in (math.nan, math.inf) if name == "grid_sample" else (math.nan,):
+        x = torch.tensor([[number, 1.0], [1.0, 2.0]])
+        expected = grad(loss)(x)
+        is_none = expected.isnan() | (x.isnan() if "logit" in name else False)  # torch's is NaN at some sizes of a tensor
+        assert is_none.any()
+        with fullgrad.completing():
+            found = grad(loss)(x), jvp(grad(loss), (x,), (x.sign(),))[0]
+            tangent = jvp(loss, (x,), (torch.ones_like(x),))[1]
+        assert tangent.isnan()
+        for g in found:
+            assert g[is_none].isnan().all()
+            torch.testing.assert_close(g[1], expected[1], equal_nan=True)
+
+
+OF_UNIT_SIZE = {
+    "layer_norm": lambda x, eps: F.layer_norm(x, (4,), eps=eps),
+    "group_norm": lambda x, eps: F.group_norm(x, 1, eps=eps),
+    "instance_norm": lambda x, eps: F.instance_norm(x[None], eps=eps)[0],
+    "batch_norm": lambda x, eps: F.batch_norm(x.mT, None, None, training=True, eps=eps).mT,
+    "rms_norm": lambda x, eps: F.rms_norm(x, (4,), eps=eps),
+    "renorm": lambda x, eps: torch.renorm(x / x.detach().abs().max() * 1e20, 2, 0, 1.0),
+    "renorm of cubes": lambda x, eps: torch.renorm(x / x.detach().abs().max() * 1e13, 3, 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("unit", [1e15, 1e-15])
+@pytest.mark.parametrize("eps", [1e-5, 1e-35])
+@pytest.mark.parametrize("name", OF_UNIT_SIZE)
+def test_norms_of_large_and_small_numbers(name, eps, unit):
+    """Their derivatives in float32 are those in float64, though squares of the numbers over- or underflow in between."""
+    x = torch.tensor([[1.0, 2, 4, 8], [3, 1, -2, 5]], dtype=torch.float64) * unit
+    weight = torch.tensor([1.0, -2, 3, 5], dtype=torch.float64)
+
+    def derivatives(dtype):
+        own, t = x.to(dtype), (x.flip(1) * weight).to(dtype)
+        f = lambda x: OF_UNIT_SIZE[name](x, eps)  # noqa: E731
+        loss = lambda x: (f(x) * weight.to(dtype)).sum()  # noqa: E731
+        return grad(loss)(own) * unit, jvp(f, (own,), (t,))[1], *[v * unit for v in jvp(grad(loss), (own,), (t,))]
+
+    with fullgrad.completing():
+        found, expected = derivatives(torch.float32), derivatives(torch.float64)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3,)])
 def test_powers_of_complex_numbers_have_second_tangents(shape):
     """Also of one number, of which torch takes no view in forward mode."""

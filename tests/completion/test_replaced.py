@@ -473,3 +473,59 @@ def test_distances_of_samples_with_nan():
         expected = torch.stack([f(a, b) for a, b in zip(x, y, strict=True)])
         with fullgrad.completing():
             torch.testing.assert_close(vmap(f)(x, y), expected, equal_nan=True)
+
+
+SYSTEMS = {  # matrices and right-hand sides, which broadcast
+    "solve": torch.linalg.solve,
+    "solve from the right": lambda a, b: torch.linalg.solve(a, b.mT, left=False),
+    "solve of factors": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "solve of vectors": lambda a, b: torch.linalg.solve(a, b[..., 0] if a.shape[:-1] == b.shape[:-1] else b.reshape(-1)[:2]),
+    "least squares of vectors": lambda a, b: torch.linalg.lstsq(
+        a.expand(torch.broadcast_shapes(a.shape, (*b.shape[:-2], 1, 1))), (b + a[..., :1])[..., 0]
+    )[0],
+}
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (None, 0), (0, None), (-1, 1)])
+@pytest.mark.parametrize("batches", [((2,), ()), ((), (2,)), ((2, 2), (2,)), ((2,), (1, 2)), ((2,), (2,))])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_systems_of_samples_of_other_ranks(name, batches, in_dims):
+    """The samples of a batch have their own solutions and gradients, though their matrices have more dimensions or fewer."""
+    f = SYSTEMS[name]
+    shapes = [[*([] if d is None else [2]), *batch, 2, n] for d, batch, n in zip(in_dims, batches, (2, 3), strict=True)]
+    torch.manual_seed(0)
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    given[0] += 3 * torch.eye(2)
+    derivative = grad(lambda a, b: f(a, b).square().sum(), (0, 1))
+    samples = [[v if d is None else v[i] for v, d in zip(given, in_dims, strict=True)] for i in range(2)]
+    moved = [v if d is None else v.movedim(0, d) for v, d in zip(given, in_dims, strict=True)]
+    with fullgrad.completing():
+        for g in (lambda a, b: (f(a, b),), derivative):
+            expected = [torch.stack(v) for v in zip(*[g(*s) for s in samples], strict=True)]
+            torch.testing.assert_close(list(vmap(g, in_dims)(*moved)), expected)
+
+
+def test_eager_second_derivatives_of_distances_that_broadcast():
+    """Also by the rows that all batches share."""
+    a, b = [torch.randn(shape, dtype=torch.float64) for shape in ((2, 3, 4), (5, 4))]
+    for p in (1.5, 2.0, 3.0):
+        f = lambda a, b: torch.cdist(a, b, p=p)  # noqa: B023, E731
+        plain = lambda a, b: ((a.unsqueeze(-2) - b.unsqueeze(-3)).abs() ** p).sum(-1) ** (1 / p)  # noqa: B023, E731
+        found = []
+        for g in (f, plain):
+            leaves = [v.clone().requires_grad_() for v in (a, b)]
+            with fullgrad.completing():
+                slopes = torch.autograd.grad(g(*leaves).sin().sum(), leaves, create_graph=True)
+                found.append(torch.autograd.grad(sum((s * v).sum() for s, v in zip(slopes, (a, b), strict=True)), leaves))
+        torch.testing.assert_close(found[0], found[1])
+
+
+def test_alignments_of_one_sample_with_lengths_without_dimensions():
+    """They have the derivatives of a batch of one."""
+    x, t = torch.randn(2, 6, 4, dtype=torch.float64)
+    labels, lengths = torch.tensor([1, 2, 2]), (torch.tensor(6), torch.tensor(3))
+    alone = lambda x: F.ctc_loss(x.log_softmax(-1), labels, *lengths)  # noqa: E731
+    of_batch = lambda x: F.ctc_loss(x.log_softmax(-1)[:, None], labels[None], *[v[None] for v in lengths])  # noqa: E731
+    with fullgrad.completing():
+        for way in (lambda f: jvp(f, (x,), (t,)), lambda f: jvp(grad(f), (x,), (t,)), lambda f: hessian(f)(x)):
+            torch.testing.assert_close(way(alone), way(of_batch))

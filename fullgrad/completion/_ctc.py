@@ -60,11 +60,12 @@ def _loss(
     last = 2 * torch.tensor(targets_, device=device).unsqueeze(-1)
     is_last = (place == last) | (place == last - 1)
     likelihood = torch.logsumexp(torch.where(is_last, alpha, _LEAST), -1)
-    is_impossible = (likelihood < _LEAST / 2) | (ends.squeeze(-1) == 0)
+    is_empty = ends.squeeze(-1) == 0  # without a step nothing depends on the logarithms, as in torch
+    is_impossible = (likelihood < _LEAST / 2) & ~is_empty
     counts = torch.arange(y.shape[0], device=device).unsqueeze(-1) < ends.squeeze(-1)
     shares = torch.where(counts, y.exp().sum(-1), 0).sum(0)
     factor = torch.where(is_impossible, 0.0 if zero_infinity else torch.nan, 1.0).to(y.dtype)
-    return (factor * (shares - likelihood)).to(x.dtype)
+    return torch.where(is_empty, 0, factor * (shares - likelihood)).to(x.dtype)
 
 
 @completes("_ctc_loss", NO_FORWARD)

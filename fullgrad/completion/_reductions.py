@@ -221,8 +221,9 @@ def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return high + torch.log1p(torch.exp(torch.where(is_0, 0, low - high)))
 
 
-@completes("logcumsumexp", NAN_EAGER_THIRD, has_first=True, is_missing=lambda args: True)
+@completes("logcumsumexp", NAN_EAGER_THIRD, is_missing=lambda args: True)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
+    """The running logarithm; torch's first derivative has an error that grows with the size of the numbers."""
     if not x.ndim:
         return x.clone()
     of_two = _complex_logaddexp if x.is_complex() else logaddexp

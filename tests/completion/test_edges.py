@@ -546,3 +546,30 @@ def test_powers_of_complex_numbers_have_second_tangents(shape):
         with fullgrad.completing():
             found = second()
         torch.testing.assert_close(found, second())
+
+
+def test_running_logarithms_of_large_numbers():
+    """A gradient of `torch.func` has the digits of the formula, where torch's own loses those of the numbers."""
+    x, w = 1e6 * torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, -2.0, 3.0, 5.0])
+    with fullgrad.completing():
+        found = grad(lambda x: (x.logcumsumexp(0) * w).sum())(x)
+        samples = vmap(grad(lambda x: (x.logcumsumexp(0) * w).sum()))(torch.stack([x, x]))
+    torch.testing.assert_close(found, w)
+    torch.testing.assert_close(samples, torch.stack([w, w]))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_samples_without_a_step(count):
+    """The loss of one does not depend on anything, with labels or without, and the other samples keep their derivatives."""
+    x, t = [torch.randn(3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    targets, lengths = torch.tensor([[1, 1], [1, 2]]), (torch.tensor([0, 3]), torch.tensor([count, 2]))
+
+    def loss(x):
+        return F.ctc_loss(x.log_softmax(-1), targets, *lengths, reduction="none").nan_to_num(posinf=0).sin().sum()
+
+    def alone(x):
+        return F.ctc_loss(x[:, 1:].log_softmax(-1), targets[1:], *[v[1:] for v in lengths], reduction="none").sin().sum()
+
+    with fullgrad.completing():
+        for derivative in (grad, lambda f: lambda x: jvp(f, (x,), (t,))[1], lambda f: lambda x: jvp(grad(f), (x,), (t,))[1]):
+            torch.testing.assert_close(derivative(loss)(x), derivative(alone)(x))

@@ -137,11 +137,11 @@ _EXACT = (0, 1, math.inf, -math.inf)
 
 
 @completes("linalg_vector_norm", NO_THIRD)
-def _vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """The norm, whose derivative by zeros is 0, as in torch."""
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
     if not x.ndim:
-        return _vector_norm(x.reshape(1), p, 0, dtype=dtype).reshape(()) if p not in _EXACT else NotImplemented
+        return vector_norm(x.reshape(1), p, 0, dtype=dtype).reshape(()) if p not in _EXACT else NotImplemented
     if p in _EXACT or not x.numel():
         return NotImplemented  # torch's are right
     own = accumulated(x if dtype is None else x.to(dtype))
@@ -160,23 +160,23 @@ def _vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False
 
 @completes("norm.Scalar", NO_THIRD)
 def _norm(x: Tensor, p: float = 2) -> Any:
-    return _vector_norm(x, p)
+    return vector_norm(x, p)
 
 
 @completes("norm.ScalarOpt_dtype", NO_THIRD)
 def _norm_of_dtype(x: Tensor, p: float | None, *, dtype: torch.dtype) -> Any:
-    return _vector_norm(x, 2 if p is None else p, dtype=dtype)
+    return vector_norm(x, 2 if p is None else p, dtype=dtype)
 
 
 @completes("norm.ScalarOpt_dim", NO_THIRD)
 @completes("norm.ScalarOpt_dim_dtype", NO_THIRD)
 def _norm_of_dims(x: Tensor, p: float | None, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    return _vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
+    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @completes("dist", NO_THIRD, is_missing=lambda args: args[2:] == (0,))  # torch's gradient by `other` raises
 def _dist(x: Tensor, other: Tensor, p: float = 2) -> Any:
-    return torch.linalg.vector_norm(x - other, p) if p == 0 else _vector_norm(x - other, p)
+    return torch.linalg.vector_norm(x - other, p) if p == 0 else vector_norm(x - other, p)
 
 
 @completes("renorm", NO_THIRD)

@@ -573,3 +573,26 @@ def test_samples_without_a_step(count):
     with fullgrad.completing():
         for derivative in (grad, lambda f: lambda x: jvp(f, (x,), (t,))[1], lambda f: lambda x: jvp(grad(f), (x,), (t,))[1]):
             torch.testing.assert_close(derivative(loss)(x), derivative(alone)(x))
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("unit", [1e-30, 1e-12, 1e10, 1e30])
+def test_second_derivatives_of_distances_at_scales(p, unit):
+    """They are those of the same rows in another unit, in every nesting, also where squares or cubes are out of range."""
+    x, t = torch.tensor([[1.0, 2, 4], [3, 1, 7], [0.5, 1, 1]]), torch.tensor([[3.0, -1, 2], [1, 1, -1], [0, 2, 1]])
+    g = torch.tensor([1.0, -2.0, 3.0])
+
+    def eager(f, x, t):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad((torch.autograd.grad(f(leaf), leaf, create_graph=True)[0] * t).sum(), leaf)[0]
+
+    nestings = (
+        (lambda f, x, t: jvp(grad(f), (x,), (t,))[1], 1),
+        (lambda f, x, t: jvp(lambda x: jvp(f, (x,), (t,))[1], (x,), (t,))[1], unit),
+        (eager, 1),
+    )
+    with fullgrad.completing():
+        for f in (lambda x: (F.pdist(x, p) * g).sum(), lambda x: (torch.cdist(x, x[:1].roll(1, 1), p)[:, 0] * g).sum()):
+            for nested, scale in nestings:
+                found = nested(f, x * unit, t * unit) / scale
+                torch.testing.assert_close(found, nested(f, x, t), rtol=1e-4, atol=1e-4)

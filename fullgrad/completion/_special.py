@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import has_tangent, innermost
-from fullgrad.completion._registry import NO_FORWARD, WRONG_GRADIENT, Slopes, completes, completes_by_slopes
+from fullgrad.completion._registry import NO_FORWARD, REFUSED, WRONG_GRADIENT, Slopes, completes, completes_by_slopes
 
 _TERMS = 16  # of a series up to 2, in float64
 _NODES = 24  # of an integral, in float64
@@ -89,7 +89,7 @@ for _name, _derivative in _BESSEL.items():
     _completes_bessel(_name, _derivative)
 
 
-@completes_by_slopes("special_airy_ai", WRONG_GRADIENT)
+@completes_by_slopes("special_airy_ai", REFUSED)
 def _airy(y: Tensor, x: Tensor) -> Slopes:
     """torch lacks the derivative of Airy's function, which is not 0."""
     return {}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
+from fullgrad._dispatch import forward_mode_is_on, transforms_active
 from fullgrad.completion._pointwise import logaddexp
 from fullgrad.completion._registry import (
     NAN_EAGER_THIRD,
@@ -211,6 +212,34 @@ def _std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim
 def _std_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     std = _std(x, dim, correction=correction, keepdim=keepdim)
     return std if std is NotImplemented else (std, x.mean(dim, keepdim=keepdim))
+
+
+def _is_plain_forward() -> bool:
+    """Whether torch.autograd.forward_ad is on, where torch writes to exponentials that a derivative of the tangent needs."""
+    return forward_mode_is_on() and not transforms_active()
+
+
+def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """They, next to the largest number, and that number."""
+    most = x.detach().amax(dim, keepdim=True)
+    most = torch.where(most.isinf(), 0, most)
+    return torch.exp(x - most), most
+
+
+def logsumexp(x: Tensor, dim: int) -> Tensor:
+    """torch's, whose tangent has a derivative everywhere."""
+    if not _is_plain_forward():
+        return torch.logsumexp(x, dim)
+    powers, most = _exponentials(x, dim)
+    return powers.sum(dim).log() + most.squeeze(dim)
+
+
+def softmax(x: Tensor, dim: int) -> Tensor:
+    """torch's, whose tangent has a derivative everywhere."""
+    if not _is_plain_forward():
+        return torch.softmax(x, dim)
+    powers = _exponentials(x, dim)[0]
+    return powers / powers.sum(dim, keepdim=True)
 
 
 def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:

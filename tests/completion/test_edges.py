@@ -596,3 +596,23 @@ def test_second_derivatives_of_distances_at_scales(p, unit):
             for nested, scale in nestings:
                 found = nested(f, x * unit, t * unit) / scale
                 torch.testing.assert_close(found, nested(f, x, t), rtol=1e-4, atol=1e-4)
+
+
+PLAIN_FORWARD = {
+    "attention": lambda x: F.scaled_dot_product_attention(x, x.cos(), x.sin(), is_causal=True),
+    "attention with a mask": lambda x: F.scaled_dot_product_attention(x, x.cos(), x.sin(), x @ x.mT),
+    "ctc_loss": lambda x: F.ctc_loss(x[0], torch.tensor([[1, 2], [2, 2]]), *torch.tensor([[4, 3], [2, 1]])),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_FORWARD)
+def test_backward_of_a_plain_tangent(name):
+    """A tangent of `torch.autograd.forward_ad` has the gradient of one of `torch.func`."""
+    f = PLAIN_FORWARD[name]
+    x, t = [torch.randn(1, 4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    with fullgrad.completing():
+        expected = grad(lambda x: jvp(f, (x,), (t,))[1].sin().sum())(x)
+        with torch.autograd.forward_ad.dual_level():
+            leaf = x.clone().requires_grad_()
+            tangent = torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(leaf, t))).tangent
+            torch.testing.assert_close(torch.autograd.grad(tangent.sin().sum(), leaf)[0], expected)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import innermost
 from fullgrad.completion._reductions import logsumexp
-from fullgrad.completion._registry import NO_FORWARD, accumulated, completes, completes_backward
+from fullgrad.completion._registry import NO_FORWARD, accumulated, completes, completes_backward, replaces
 
 _LEAST = -1e30  # the logarithm of 0, with derivatives of 0
 
@@ -67,6 +67,12 @@ def _loss(
     shares = torch.where(counts, y.exp().sum(-1), 0).sum(0)
     factor = torch.where(is_impossible, 0.0 if zero_infinity else torch.nan, 1.0).to(y.dtype)
     return torch.where(is_empty, 0, factor * (shares - likelihood)).to(x.dtype)
+
+
+@replaces("ctc_loss.IntList")
+def _with_tensors(x: Tensor, targets: Tensor, steps: Sequence[int], lengths: Sequence[int], *args: Any) -> Tensor:
+    """Lengths as tensors: torch reads the memory of the logarithms, which no level of transforms has, for those of Python."""
+    return torch.ops.aten.ctc_loss.Tensor(x, targets, torch.tensor(steps), torch.tensor(lengths), *args)
 
 
 @completes("_ctc_loss", NO_FORWARD)

@@ -473,3 +473,16 @@ def test_distances_of_samples_with_nan():
         expected = torch.stack([f(a, b) for a, b in zip(x, y, strict=True)])
         with fullgrad.completing():
             torch.testing.assert_close(vmap(f)(x, y), expected, equal_nan=True)
+
+
+def test_ctc_losses_of_lengths_in_python():
+    """They have the derivatives of the same lengths in tensors, also of each sample, and torch's errors."""
+    x, targets = seeded(2, 6, 2, 4), torch.tensor([[1, 2, 2], [3, 1, 0]])
+    of = lambda *lengths: lambda x: F.ctc_loss(x.log_softmax(-1), targets, *lengths)  # noqa: E731
+    f, expected = of((6, 5), (3, 2)), of(torch.tensor([6, 5]), torch.tensor([3, 2]))
+    with fullgrad.completing():
+        for way in (grad, lambda f: lambda x: jvp(f, (x,), (x,))[1], lambda f: lambda x: jvp(grad(f), (x,), (x,))[1]):
+            assert torch.equal(way(f)(x[0]), way(expected)(x[0]))
+        torch.testing.assert_close(vmap(grad(f))(x), torch.stack([grad(expected)(v) for v in x]))
+        with pytest.raises(RuntimeError, match="at most 6"):
+            grad(of((7, 5), (3, 2)))(x[0])

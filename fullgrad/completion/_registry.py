@@ -46,7 +46,7 @@ class Completed(NamedTuple):
     slopes: Callable[..., "Slopes"] | None = None
     has_first: bool = False
     is_missing: Callable[[Sequence[Any]], bool] | None = None
-    reads: Callable[..., Sequence[Any]] | None = None
+    reads: Callable[..., tuple[Any, ...]] | None = None
 
 
 # The derivatives of a function of single elements by its arguments, by their places: each a function that computes it, and the
@@ -109,7 +109,7 @@ def completes(
     issue: int | None = None,
     has_first: bool = False,
     is_missing: Callable[[Sequence[Any]], bool] | None = None,
-    reads: Callable[..., Sequence[Any]] | None = None,
+    reads: Callable[..., tuple[Any, ...]] | None = None,
 ) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 

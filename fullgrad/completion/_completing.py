@@ -397,8 +397,6 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
         if is_missing(args):
             return with_formula(functools.partial(original, keys), own.formula, args, kwargs, has_first)
-        if own.reads is not None and torch.is_grad_enabled():
-            args = own.reads(*args)
         return original(keys, *args, **kwargs)
 
     return kernel

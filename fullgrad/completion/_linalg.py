@@ -98,14 +98,7 @@ def _solve_ex(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = F
     return x.squeeze(-1) if is_vector else x, factors.detach(), pivots, info
 
 
-def _triangle(factor: Tensor, upper: bool) -> Tensor:
-    """The triangle of a factor that torch reads, and the factor itself where it is not differentiated or torch refuses it."""
-    if not factor.requires_grad or factor.ndim < 2:
-        return factor
-    return factor.triu() if upper else factor.tril()
-
-
-@completes("cholesky_inverse", WRONG, issue=198017, reads=lambda factor, upper=False: (_triangle(factor, upper), upper))
+@completes("cholesky_inverse", WRONG, issue=198017)
 def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     unit = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor)
     inverse = torch.linalg.solve_triangular(factor, unit, upper=upper)
@@ -117,12 +110,7 @@ def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
     return torch.linalg.cholesky(a, upper=upper)
 
 
-@completes(
-    "cholesky_solve",
-    WRONG_FORWARD,
-    issue=196694,
-    reads=lambda b, factor, upper=False: (b, _triangle(factor, upper), upper),
-)
+@completes("cholesky_solve", WRONG_FORWARD, issue=196694)
 def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     lower = factor.mH if upper else factor
     half = torch.linalg.solve_triangular(lower, b, upper=False)

@@ -34,8 +34,7 @@ class Completed(NamedTuple):
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
     torch cannot batch it, or prepares the tensors for torch's own rule, and ``issue`` is torch's public one. With ``has_first``
     torch's first derivative in reverse mode is right, and taken where it is all that is asked for. With some arguments torch has
-    no derivative in eager code either, as ``is_missing`` says of them. ``reads`` returns the arguments with zeros in place of the
-    numbers that the kernel does not read, to which torch's gradient in eager code is not 0.
+    no derivative in eager code either, as ``is_missing`` says of them.
     """
 
     formula: Callable[..., Any]
@@ -46,7 +45,6 @@ class Completed(NamedTuple):
     slopes: Callable[..., "Slopes"] | None = None
     has_first: bool = False
     is_missing: Callable[[Sequence[Any]], bool] | None = None
-    reads: Callable[..., tuple[Any, ...]] | None = None
 
 
 # The derivatives of a function of single elements by its arguments, by their places: each a function that computes it, and the
@@ -109,12 +107,11 @@ def completes(
     issue: int | None = None,
     has_first: bool = False,
     is_missing: Callable[[Sequence[Any]], bool] | None = None,
-    reads: Callable[..., tuple[Any, ...]] | None = None,
 ) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue, has_first=has_first, is_missing=is_missing, reads=reads)
+        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue, has_first=has_first, is_missing=is_missing)
         return formula
 
     return enter

@@ -616,24 +616,3 @@ def test_backward_of_a_plain_tangent(name):
             leaf = x.clone().requires_grad_()
             tangent = torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(leaf, t))).tangent
             torch.testing.assert_close(torch.autograd.grad(tangent.sin().sum(), leaf)[0], expected)
-
-
-@pytest.mark.parametrize("upper", [False, True])
-def test_the_triangle_that_is_not_read_has_no_gradient(upper):
-    """Nor a second derivative, in eager code as in transforms, and the other one has torch's own gradient, bit for bit."""
-    b, x, t = [torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in range(3)]
-    x = x + 3 * torch.eye(3, dtype=torch.float64)
-    read = torch.triu if upper else torch.tril
-
-    def derivatives(f):
-        leaf = x.clone().requires_grad_()
-        (first,) = torch.autograd.grad(f(leaf).sin().sum(), leaf, create_graph=True)
-        return first, torch.autograd.grad((first * t).sum(), leaf)[0]
-
-    for f in (lambda x: torch.cholesky_inverse(x, upper), lambda x: torch.cholesky_solve(b, x, upper)):
-        first, second = derivatives(lambda x: f(read(x)))  # noqa: B023
-        with fullgrad.completing():
-            found, second_found = derivatives(f)
-            torch.testing.assert_close(second_found, jvp(grad(lambda x: f(x).sin().sum()), (x,), (t,))[1])  # noqa: B023
-        assert torch.equal(found, first)
-        torch.testing.assert_close(second_found, second)

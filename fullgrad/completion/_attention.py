@@ -9,6 +9,7 @@ from torch import Tensor
 from fullgrad._core.autocast import is_autocast
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import has_data, innermost
+from fullgrad.completion._reductions import logsumexp, softmax
 from fullgrad.completion._registry import NO_SECOND, WRONG, Whole, accumulated, completes, completes_backward
 from fullgrad.functions import checkpoint
 
@@ -19,7 +20,7 @@ _WHOLE = 1024
 def _safe(scores: Tensor, dim: int = -1) -> Tensor:
     """The softmax, 0 where every score is -inf."""
     nothing = (scores == -torch.inf).all(dim, keepdim=True)
-    return torch.where(nothing, 0, torch.softmax(torch.where(nothing, 0, scores), dim))
+    return torch.where(nothing, 0, softmax(torch.where(nothing, 0, scores), dim))
 
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, first: int | None) -> Tensor:
@@ -35,7 +36,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, first: int | None) 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int | None) -> Tensor:
     scores = _scores(query, key, mask, first)
-    weights = torch.softmax(scores, -1) if mask is None else _safe(scores)
+    weights = softmax(scores, -1) if mask is None else _safe(scores)
     return torch.where(scores == -torch.inf, 0, weights) @ value  # what is no number is none in what sees it alone
 
 
@@ -115,7 +116,7 @@ def _attention_on_cpu(
     scaled = own_query * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     scores = _scores(scaled, own_key, attn_mask, 0 if is_causal else None)
     weights = torch.where(scores == -torch.inf, 0, _safe(scores))
-    return (weights @ own_value).to(query.dtype), torch.logsumexp(scores, -1)
+    return (weights @ own_value).to(query.dtype), logsumexp(scores, -1)
 
 
 def _backward(g: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import innermost
-from fullgrad.completion._registry import NO_FORWARD, accumulated, completes, completes_backward
+from fullgrad.completion._reductions import logsumexp
+from fullgrad.completion._registry import NO_FORWARD, accumulated, completes, completes_backward, replaces
 
 _LEAST = -1e30  # the logarithm of 0, with derivatives of 0
 
@@ -56,15 +57,22 @@ def _loss(
     alpha = torch.where(place < 2, scores[0], _LEAST)
     for t in range(1, max(steps, default=0)):
         ways = torch.stack([alpha, moved(alpha, 1), torch.where(can_skip, moved(alpha, 2), _LEAST)])
-        alpha = torch.where(t < ends, torch.logsumexp(ways, 0).clamp(min=_LEAST) + scores[t], alpha)
+        alpha = torch.where(t < ends, logsumexp(ways, 0).clamp(min=_LEAST) + scores[t], alpha)
     last = 2 * torch.tensor(targets_, device=device).unsqueeze(-1)
     is_last = (place == last) | (place == last - 1)
-    likelihood = torch.logsumexp(torch.where(is_last, alpha, _LEAST), -1)
-    is_impossible = (likelihood < _LEAST / 2) | (ends.squeeze(-1) == 0)
+    likelihood = logsumexp(torch.where(is_last, alpha, _LEAST), -1)
+    is_empty = ends.squeeze(-1) == 0  # without a step nothing depends on the logarithms, as in torch
+    is_impossible = (likelihood < _LEAST / 2) & ~is_empty
     counts = torch.arange(y.shape[0], device=device).unsqueeze(-1) < ends.squeeze(-1)
     shares = torch.where(counts, y.exp().sum(-1), 0).sum(0)
     factor = torch.where(is_impossible, 0.0 if zero_infinity else torch.nan, 1.0).to(y.dtype)
-    return (factor * (shares - likelihood)).to(x.dtype)
+    return torch.where(is_empty, 0, factor * (shares - likelihood)).to(x.dtype)
+
+
+@replaces("ctc_loss.IntList")
+def _with_tensors(x: Tensor, targets: Tensor, steps: Sequence[int], lengths: Sequence[int], *args: Any) -> Tensor:
+    """Lengths as tensors: torch reads the memory of the logarithms, which no level of transforms has, for those of Python."""
+    return torch.ops.aten.ctc_loss.Tensor(x, targets, torch.tensor(steps), torch.tensor(lengths), *args)
 
 
 @completes("_ctc_loss", NO_FORWARD)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
+from fullgrad.completion._reductions import vector_norm
 from fullgrad.completion._registry import NO_SECOND, absolute, completes, completes_backward, valued, without_slope
 
 
@@ -25,9 +26,7 @@ def _norm(d: Tensor, p: float) -> Tensor:
         return size.sum(-1)
     if p == math.inf:
         return _largest(size) if size.shape[-1] else size.sum(-1)
-    size = size * size if p == 2 else torch.where(size == 0, 0, torch.where(size == 0, 1, size).pow(p))
-    total = size.sum(-1)
-    return torch.where(total == 0, 0, torch.where(total == 0, 1, total).pow(1 / p))
+    return vector_norm(d, p, -1) if d.numel() else size.sum(-1)
 
 
 @completes("_cdist_forward", NO_SECOND, issue=83510)

@@ -24,6 +24,7 @@ from fullgrad._dispatch import (
 from fullgrad._engine.rule import Rule, declared
 from fullgrad._engine.transpose import by_reference, scattered, transpose
 from fullgrad.completion._attention import query_block
+from fullgrad.completion._reductions import logsumexp, softmax
 from fullgrad.completion._registry import HIGHER_ORDER, replaces_function
 from fullgrad.functions import checkpoint
 
@@ -71,8 +72,8 @@ def _rows(
     scores = torch.where(is_seen, _for_all(score_mod, places, scores), -torch.inf)
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
     safe = torch.where(nothing, 0, scores)  # an infinite row has no derivative
-    weights = torch.where(nothing, 0, torch.softmax(safe, -1)).to(query.dtype)
-    sums = torch.where(nothing.squeeze(-1), -torch.inf, torch.logsumexp(safe, -1))
+    weights = torch.where(nothing, 0, softmax(safe, -1)).to(query.dtype)
+    sums = torch.where(nothing.squeeze(-1), -torch.inf, logsumexp(safe, -1))
     return weights @ value, sums / math.log(2), scores.amax(-1).detach() / math.log(2)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
+from fullgrad._dispatch import forward_mode_is_on, transforms_active
 from fullgrad.completion._pointwise import logaddexp
 from fullgrad.completion._registry import (
     NAN_EAGER_THIRD,
@@ -137,11 +138,11 @@ _EXACT = (0, 1, math.inf, -math.inf)
 
 
 @completes("linalg_vector_norm", NO_THIRD)
-def _vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """The norm, whose derivative by zeros is 0, as in torch."""
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
     if not x.ndim:
-        return _vector_norm(x.reshape(1), p, 0, dtype=dtype).reshape(()) if p not in _EXACT else NotImplemented
+        return vector_norm(x.reshape(1), p, 0, dtype=dtype).reshape(()) if p not in _EXACT else NotImplemented
     if p in _EXACT or not x.numel():
         return NotImplemented  # torch's are right
     own = accumulated(x if dtype is None else x.to(dtype))
@@ -160,23 +161,23 @@ def _vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False
 
 @completes("norm.Scalar", NO_THIRD)
 def _norm(x: Tensor, p: float = 2) -> Any:
-    return _vector_norm(x, p)
+    return vector_norm(x, p)
 
 
 @completes("norm.ScalarOpt_dtype", NO_THIRD)
 def _norm_of_dtype(x: Tensor, p: float | None, *, dtype: torch.dtype) -> Any:
-    return _vector_norm(x, 2 if p is None else p, dtype=dtype)
+    return vector_norm(x, 2 if p is None else p, dtype=dtype)
 
 
 @completes("norm.ScalarOpt_dim", NO_THIRD)
 @completes("norm.ScalarOpt_dim_dtype", NO_THIRD)
 def _norm_of_dims(x: Tensor, p: float | None, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    return _vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
+    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @completes("dist", NO_THIRD, is_missing=lambda args: args[2:] == (0,))  # torch's gradient by `other` raises
 def _dist(x: Tensor, other: Tensor, p: float = 2) -> Any:
-    return torch.linalg.vector_norm(x - other, p) if p == 0 else _vector_norm(x - other, p)
+    return torch.linalg.vector_norm(x - other, p) if p == 0 else vector_norm(x - other, p)
 
 
 @completes("renorm", NO_THIRD)
@@ -216,6 +217,34 @@ def _std_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, ke
     return std if std is NotImplemented else (std, x.mean(dim, keepdim=keepdim))
 
 
+def _is_plain_forward() -> bool:
+    """Whether torch.autograd.forward_ad is on, where torch writes to exponentials that a derivative of the tangent needs."""
+    return forward_mode_is_on() and not transforms_active()
+
+
+def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """They, next to the largest number, and that number."""
+    most = x.detach().amax(dim, keepdim=True)
+    most = torch.where(most.isinf(), 0, most)
+    return torch.exp(x - most), most
+
+
+def logsumexp(x: Tensor, dim: int) -> Tensor:
+    """torch's, whose tangent has a derivative everywhere."""
+    if not _is_plain_forward():
+        return torch.logsumexp(x, dim)
+    powers, most = _exponentials(x, dim)
+    return powers.sum(dim).log() + most.squeeze(dim)
+
+
+def softmax(x: Tensor, dim: int) -> Tensor:
+    """torch's, whose tangent has a derivative everywhere."""
+    if not _is_plain_forward():
+        return torch.softmax(x, dim)
+    powers = _exponentials(x, dim)[0]
+    return powers / powers.sum(dim, keepdim=True)
+
+
 def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """Some logarithm of the sum: its imaginary part, which may be off by a turn, has the same derivatives."""
     is_first = a.real >= b.real
@@ -224,8 +253,9 @@ def _complex_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return high + torch.log1p(torch.exp(torch.where(is_0, 0, low - high)))
 
 
-@completes("logcumsumexp", NAN_EAGER_THIRD, has_first=True, is_missing=lambda args: True)
+@completes("logcumsumexp", NAN_EAGER_THIRD, is_missing=lambda args: True)
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
+    """The running logarithm; torch's first derivative has an error that grows with the size of the numbers."""
     if not x.ndim:
         return x.clone()
     of_two = _complex_logaddexp if x.is_complex() else logaddexp

@@ -23,6 +23,7 @@ WRONG_FORWARD = "forward mode is wrong"
 NO_VMAP = "vmap does not batch it"
 NO_DERIVATIVE = "there is no derivative"
 WRONG_GRADIENT = "the gradient is wrong"
+REFUSED = "the gradient is wrong; inside it is refused"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 
 

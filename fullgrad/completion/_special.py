@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import has_tangent, innermost
-from fullgrad.completion._registry import NO_FORWARD, WRONG_GRADIENT, Slopes, completes, completes_by_slopes
+from fullgrad.completion._registry import NO_FORWARD, REFUSED, WRONG_GRADIENT, Slopes, completes, completes_by_slopes
 
 _TERMS = 16  # of a series up to 2, in float64
+_NODES = 24  # of an integral, in float64
 
 
 def _over(x: Tensor, y: Tensor, sign: int) -> Tensor:
@@ -31,6 +32,20 @@ def _unlimited(x: Tensor, y: Callable[[Tensor], Tensor], other: Callable[[Tensor
 _j0, _j1, _y0, _y1 = [getattr(torch.special, f"bessel_{name}") for name in ("j0", "j1", "y0", "y1")]
 _i0, _i1, _k0, _k1 = [getattr(torch.special, f"modified_bessel_{name}") for name in ("i0", "i1", "k0", "k1")]
 _k0e, _k1e = [getattr(torch.special, f"scaled_modified_bessel_{name}") for name in ("k0", "k1")]
+
+
+def _falling(x: Tensor, order: int, near: Callable[[Tensor], Tensor]) -> Tensor:
+    r"""The slope of the scaled :math:`e^x K_\nu(x) = \int_0^\infty e^{-x (\cosh t - 1)} \cosh(\nu t) \, dt`, \(\nu \le 1\).
+
+    By the trapezoid rule, of which every derivative has the digits of the slope, where a difference of the two functions loses
+    them: they are almost equal. Next to 0, where they are not, it is ``near``. The last node is where the exponent is -60.
+    """
+    is_far = x >= 2
+    own = torch.where(is_far & ~x.isinf(), x, 2).unsqueeze(-1)
+    step = 2 * torch.asinh((30 / own.detach()).sqrt()) / _NODES
+    rise = 2 * torch.sinh(step * torch.arange(1, _NODES + 1, dtype=x.dtype, device=x.device) / 2).square()
+    total = (step * rise * (1 + rise) ** order * torch.exp(-own * rise)).sum(-1)
+    return torch.where(is_far, torch.where(x.isinf(), 0, -total), near(torch.where(is_far, 1, x)))
 
 
 def _spherical(x: Tensor) -> Tensor:
@@ -54,8 +69,10 @@ _BESSEL: dict[str, Callable[[Tensor], Tensor]] = {
     "modified_bessel_i1": lambda x: _i0(x) - _over(x, _i1(x), 1),
     "modified_bessel_k0": lambda x: -_k1(x),
     "modified_bessel_k1": lambda x: _unlimited(x, _k1, _k0, -1),
-    "scaled_modified_bessel_k0": lambda x: _k0e(x) - _k1e(x),
-    "scaled_modified_bessel_k1": lambda x: _k1e(torch.where(x == 0, 1, x)) + _unlimited(x, _k1e, _k0e, -1),
+    "scaled_modified_bessel_k0": lambda x: _falling(x, 0, lambda x: torch.where(x == 0, -torch.inf, _k0e(x) - _k1e(x))),
+    "scaled_modified_bessel_k1": lambda x: _falling(
+        x, 1, lambda x: _k1e(torch.where(x == 0, 1, x)) + _unlimited(x, _k1e, _k0e, -1)
+    ),
     "spherical_bessel_j0": _spherical,
 }
 
@@ -72,7 +89,7 @@ for _name, _derivative in _BESSEL.items():
     _completes_bessel(_name, _derivative)
 
 
-@completes_by_slopes("special_airy_ai", WRONG_GRADIENT)
+@completes_by_slopes("special_airy_ai", REFUSED)
 def _airy(y: Tensor, x: Tensor) -> Slopes:
     """torch lacks the derivative of Airy's function, which is not 0."""
     return {}

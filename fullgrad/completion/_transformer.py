@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullgrad.completion._reductions import softmax
 from fullgrad.completion._registry import NO_DERIVATIVE, completes
 
 
@@ -35,7 +36,7 @@ def _multi_head_attention(
     if mask is not None:  # of the keys of each sample, or of all pairs
         mask = mask[:, None, None] if mask_type == 1 else mask
         scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    shares = torch.softmax(scores, -1)
+    shares = softmax(scores, -1)
     y = (shares @ v).transpose(1, 2).flatten(-2) @ proj_weight.mT + proj_bias
     return y, (shares.mean(1) if average_attn_weights else shares) if need_weights else y.new_empty(0)
 

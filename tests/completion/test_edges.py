@@ -609,3 +609,73 @@ def test_powers_of_complex_numbers_have_second_tangents(shape):
         with fullgrad.completing():
             found = second()
         torch.testing.assert_close(found, second())
+
+
+def test_running_logarithms_of_large_numbers():
+    """A gradient of `torch.func` has the digits of the formula, where torch's own loses those of the numbers."""
+    x, w = 1e6 * torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, -2.0, 3.0, 5.0])
+    with fullgrad.completing():
+        found = grad(lambda x: (x.logcumsumexp(0) * w).sum())(x)
+        samples = vmap(grad(lambda x: (x.logcumsumexp(0) * w).sum()))(torch.stack([x, x]))
+    torch.testing.assert_close(found, w)
+    torch.testing.assert_close(samples, torch.stack([w, w]))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_samples_without_a_step(count):
+    """The loss of one does not depend on anything, with labels or without, and the other samples keep their derivatives."""
+    x, t = [torch.randn(3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    targets, lengths = torch.tensor([[1, 1], [1, 2]]), (torch.tensor([0, 3]), torch.tensor([count, 2]))
+
+    def loss(x):
+        return F.ctc_loss(x.log_softmax(-1), targets, *lengths, reduction="none").nan_to_num(posinf=0).sin().sum()
+
+    def alone(x):
+        return F.ctc_loss(x[:, 1:].log_softmax(-1), targets[1:], *[v[1:] for v in lengths], reduction="none").sin().sum()
+
+    with fullgrad.completing():
+        for derivative in (grad, lambda f: lambda x: jvp(f, (x,), (t,))[1], lambda f: lambda x: jvp(grad(f), (x,), (t,))[1]):
+            torch.testing.assert_close(derivative(loss)(x), derivative(alone)(x))
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("unit", [1e-30, 1e-12, 1e10, 1e30])
+def test_second_derivatives_of_distances_at_scales(p, unit):
+    """They are those of the same rows in another unit, in every nesting, also where squares or cubes are out of range."""
+    x, t = torch.tensor([[1.0, 2, 4], [3, 1, 7], [0.5, 1, 1]]), torch.tensor([[3.0, -1, 2], [1, 1, -1], [0, 2, 1]])
+    g = torch.tensor([1.0, -2.0, 3.0])
+
+    def eager(f, x, t):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad((torch.autograd.grad(f(leaf), leaf, create_graph=True)[0] * t).sum(), leaf)[0]
+
+    nestings = (
+        (lambda f, x, t: jvp(grad(f), (x,), (t,))[1], 1),
+        (lambda f, x, t: jvp(lambda x: jvp(f, (x,), (t,))[1], (x,), (t,))[1], unit),
+        (eager, 1),
+    )
+    with fullgrad.completing():
+        for f in (lambda x: (F.pdist(x, p) * g).sum(), lambda x: (torch.cdist(x, x[:1].roll(1, 1), p)[:, 0] * g).sum()):
+            for nested, scale in nestings:
+                found = nested(f, x * unit, t * unit) / scale
+                torch.testing.assert_close(found, nested(f, x, t), rtol=1e-4, atol=1e-4)
+
+
+PLAIN_FORWARD = {
+    "attention": lambda x: F.scaled_dot_product_attention(x, x.cos(), x.sin(), is_causal=True),
+    "attention with a mask": lambda x: F.scaled_dot_product_attention(x, x.cos(), x.sin(), x @ x.mT),
+    "ctc_loss": lambda x: F.ctc_loss(x[0], torch.tensor([[1, 2], [2, 2]]), *torch.tensor([[4, 3], [2, 1]])),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_FORWARD)
+def test_backward_of_a_plain_tangent(name):
+    """A tangent of `torch.autograd.forward_ad` has the gradient of one of `torch.func`."""
+    f = PLAIN_FORWARD[name]
+    x, t = [torch.randn(1, 4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    with fullgrad.completing():
+        expected = grad(lambda x: jvp(f, (x,), (t,))[1].sin().sum())(x)
+        with torch.autograd.forward_ad.dual_level():
+            leaf = x.clone().requires_grad_()
+            tangent = torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(leaf, t))).tangent
+            torch.testing.assert_close(torch.autograd.grad(tangent.sin().sum(), leaf)[0], expected)

@@ -529,3 +529,16 @@ def test_alignments_of_one_sample_with_lengths_without_dimensions():
     with fullgrad.completing():
         for way in (lambda f: jvp(f, (x,), (t,)), lambda f: jvp(grad(f), (x,), (t,)), lambda f: hessian(f)(x)):
             torch.testing.assert_close(way(alone), way(of_batch))
+
+
+def test_ctc_losses_of_lengths_in_python():
+    """They have the derivatives of the same lengths in tensors, also of each sample, and torch's errors."""
+    x, targets = seeded(2, 6, 2, 4), torch.tensor([[1, 2, 2], [3, 1, 0]])
+    of = lambda *lengths: lambda x: F.ctc_loss(x.log_softmax(-1), targets, *lengths)  # noqa: E731
+    f, expected = of((6, 5), (3, 2)), of(torch.tensor([6, 5]), torch.tensor([3, 2]))
+    with fullgrad.completing():
+        for way in (grad, lambda f: lambda x: jvp(f, (x,), (x,))[1], lambda f: lambda x: jvp(grad(f), (x,), (x,))[1]):
+            assert torch.equal(way(f)(x[0]), way(expected)(x[0]))
+        torch.testing.assert_close(vmap(grad(f))(x), torch.stack([grad(expected)(v) for v in x]))
+        with pytest.raises(RuntimeError, match="at most 6"):
+            grad(of((7, 5), (3, 2)))(x[0])

@@ -1,5 +1,7 @@
 """Special functions inside `completing`: derivatives next to mpmath's, and errors where there is none."""
 
+import math
+
 import mpmath
 import pytest
 import torch
@@ -120,6 +122,31 @@ def test_functions_of_bessel_at_0():
         assert reverse(special.modified_bessel_k1)(x).item() == -torch.inf
 
 
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scaled_functions_of_bessel_at_large_numbers(order, dtype):
+    """Three derivatives have their digits, in every way, though the functions of both orders are almost equal there."""
+    f = getattr(special, f"scaled_modified_bessel_k{order}")
+    x = torch.tensor([2.5, 20.0, 1e3, 1e5, 1e8], dtype=dtype)
+
+    def reference(v, k):
+        """Their integral of exp(-x (cosh t - 1)) cosh(nu t), by u = x (cosh t - 1)."""
+        v = mpmath.mpf(float(v))
+        g = lambda u: u**k * (1 + u / v) ** order * mpmath.exp(-u) / mpmath.sqrt(u * (u / v + 2))  # noqa: E731
+        return (-1) ** k * v ** (-k - mpmath.mpf(1) / 2) * mpmath.quad(g, [0, 1, 10, 60, 200])
+
+    expected = [torch.tensor([float(reference(v, k)) for v in x], dtype=torch.float64).to(dtype) for k in (1, 2, 3)]
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    with fullgrad.completing():
+        for ways in ((forward, forward, forward), (reverse, reverse, reverse), (reverse, forward, reverse)):
+            derivative = f
+            for way, y in zip(ways, expected, strict=True):
+                derivative = way(derivative)
+                torch.testing.assert_close(derivative(x), y, rtol=tolerance, atol=0)
+        ends = torch.tensor([0.0, math.inf, math.nan], dtype=dtype)
+        torch.testing.assert_close(reverse(f)(ends), torch.tensor([-math.inf, 0, math.nan], dtype=dtype), equal_nan=True)
+
+
 def test_polynomials_of_several_degrees():
     """Degrees in a tensor that broadcasts, also of each sample, with ends and degrees of 0 and below."""
     x, n = torch.tensor([-1.0, 0.5, 1.0], dtype=torch.float64), torch.tensor([[-1], [0], [1], [4]])
@@ -151,6 +178,7 @@ def test_what_has_no_derivative_is_refused():
                 (NotImplementedError, RuntimeError), match=r"no derivative|not implemented|not currently implemented"
             ):
                 grad(lambda x: f(x).sum())(x)  # noqa: B023
+    assert fullgrad.completion.operators()["aten::special_airy_ai"].endswith("refused")
 
 
 def test_samples_of_gamma_have_tangents():

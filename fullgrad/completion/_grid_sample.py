@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, prepares, without_slope
+from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, prepares
 
 BILINEAR, NEAREST, CUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
@@ -71,7 +71,6 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
         total = total + values * torch.where(inside, weight, 0).unsqueeze(1)
     if mode == BILINEAR and padding == ZEROS:
         total = torch.where(grid.isnan().any(-1).unsqueeze(1), torch.nan, total)
-        total = total + without_slope(grid, ~grid.isfinite().all(-1, keepdim=True)).sum(-1).unsqueeze(1)
     return total
 
 

@@ -177,6 +177,7 @@ NAMES = [
     "nn.LSTM",
     "nn.TransformerDecoderLayer",
     "linalg.slogdet",
+    "logcumsumexp",
     "_segment_reduce.lengths",
     "cholesky_inverse",
     "ormqr",

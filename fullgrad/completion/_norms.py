@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
+from fullgrad._dispatch import is_tracing
 from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes, completes_backward, unit_of
 
 
@@ -24,9 +25,9 @@ def _normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, T
 
 def _of_unit_size(x: Tensor, dims: tuple[int, ...], eps: Any) -> tuple[Tensor, Tensor]:
     """The tensor with squares of mean 1, and the inverse of its size. It is first divided by a constant, by which neither squares
-    nor slopes over- or underflow.
+    nor slopes over- or underflow; not in code that is traced, where torch has no tangent of a tangent of such a quotient.
     """
-    if not x.numel():
+    if is_tracing() or not x.numel():
         inverse = torch.rsqrt(x.square().mean(dims, keepdim=True) + eps)
         return x * inverse, inverse
     least = torch.as_tensor(eps, dtype=x.dtype, device=x.device).clamp(min=0).sqrt()

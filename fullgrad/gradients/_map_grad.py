@@ -17,7 +17,6 @@ from fullgrad.gradients._cotangent_map import CotangentMap, per_sample
 
 
 @of_one_instance
-@one_node
 def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
     r"""The input itself, whose gradient is mapped by a function.
 
@@ -58,6 +57,11 @@ def map_grad(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
     """
     checks.real_tensor("map_grad", "x", x)
     checks.function("map_grad", "f", f)
+    return _mapped(x, f)
+
+
+@one_node
+def _mapped(x: Tensor, f: Callable[..., Tensor]) -> Tensor:
     if value_alone():
         return MapGrad.apply(x, None)
     refuse_in_graphs("map_grad", "f", f)

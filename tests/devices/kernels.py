@@ -32,11 +32,11 @@ on a GPU yet; `python benchmarks/gpu_rows.py` does that, in four minutes.
 | soft.sparsemax | 1 + 1 |
 | soft.entmax | 1 + 1 |
 | soft.entmax, any alpha | 1 + 1 |
-| soft.entmax, alpha that learns | 1 + 3 |
+| soft.entmax, alpha that learns | 1 + 2 |
 | soft.normmax | 1 + 1 |
 | soft.proj_simplex c0, c1, c2 | 1 + 1 |
 | soft.proj_capped_simplex | 1 + 1 |
-| topk_mask_st | 3 + 1 |
+| topk_mask_st | 2 + 1 |
 | soft.max, min, by softsort | 1 + 2 |
 | soft.argmax, argmin, by softsort | 1 + 1 |
 | soft.sort, either method | 1 + 1 |
@@ -46,9 +46,10 @@ on a GPU yet; `python benchmarks/gpu_rows.py` does that, in four minutes.
 | soft.quantile | 1 + 1 |
 | soft.rank, by neuralsort, softsort and sigmoids | 1 + 1 |
 
-An exponent that learns has a kernel of its own for its gradient, which is summed over the rows. `max`, `min` and `median` return
-weights, too, for which torch makes a gradient of zeros if they are not used. The hard value of `topk_mask_st` is torch's, as are
-those of the other straight-through versions, whose gradients are the kernels of the relaxations.
+Two launches have reasons. The gradient of an exponent that learns is summed over the rows, which no one program sees. `max`,
+`min` and `median` return weights, too, for which torch makes a gradient of zeros if they are not used. The ones of `topk_mask_st` are
+where `torch.topk` finds them, which breaks ties, and are written by a kernel. Hard values of the other straight-through versions
+are torch's; their gradients are the kernels of the relaxations.
 
 When they run:
 
@@ -57,16 +58,26 @@ When they run:
   float32 and half precision, without weights and standardized; otherwise its pairs are compared. Longer rows have the
   formulas: n² pairs of one row on one of 132 multiprocessors take longer than torch's sort, and a thread that sorts a
   row of 2,048 takes 243 of the 255 registers that there are.
+- *Few long rows*: if rows of more than 128 whose pairs are compared are fewer than the multiprocessors, eight programs share
+  each, and every loop over a row is a launch of its own, as the next one needs the sums of all. Each program adds what the others
+  have stored, in one order, where atomic additions would give other bits each time. Values take one to three launches, gradients
+  two to five, and 64 numbers for each element are kept between them. Tangents, and softsort in registers, have one program a row.
+- *Isotonic regression* of rows up to 64, in `smooth` and `c0`, is one launch: the values of all stretches of neighbors fit into
+  registers, and the solution is a smallest of largest ones, so there is no search for blocks. `sort`, `rank`, `spearman` and the
+  other functions by `fast_soft_sort`, and `proj_permutahedron`, then wait for nothing; the launches around it are torch's.
 - *What*: softness, `standardize`, modes and outputs of any kind, with a softness that is a number and one quantile; ranks by
   sigmoids standardized alone. Values and first derivatives, also below `vmap`, `grad` and `jvp`. Derivatives of a higher order,
   those with respect to a softness, and subclasses of tensors have the formulas.
 - *The first call* of each kind compiles a kernel, for about a second, for some seconds if it sorts long rows; Triton keeps it on
   the disk.
-- *Compiled code*: the formulas, in which the thresholds of projections are one node with one kernel.
+- *Compiled code*: the formulas, in which thresholds of projections and isotonic regression are nodes with one kernel. Order
+  statistics have no node: each operator would need a schema, and another one for its derivative.
 - *Not*: with `FULLGRAD_TRITON=0` in the environment, for bug reports, as with `FULLGRAD_FAST=0`, which turns all faster
   versions off. If Triton is missing, or a kernel does not compile, the formulas run, with one warning.
-- *Formulas alone*: `ot`, hundreds of steps over a plan; `fast_soft_sort`, in which each step waits for the one before; sorting
-  networks and lapsum.
+- *Formulas alone*: `ot`, hundreds of steps over a plan; isotonic regression of longer rows, whose n² stretches no registers
+  hold, and in which each step waits for the one before; that in `c1` and `c2`, where the value of a stretch is a root to be
+  found. Sorting networks, lapsum and the scans of rows longer than 1,024 wait for nothing as they are: a network in one kernel
+  would keep n log² n / 2 numbers of each row for its derivative, and long rows share the time of a launch among many elements.
 
 """
 HEAD = """\

@@ -121,6 +121,7 @@ from fullgrad._dispatch.torch_private import (
     is_wrapper_subclass,
     is_zero_tensor,
     leaf_of,
+    leave_to_python,
     level_of,
     make_dual,
     mark_for_dynamo,

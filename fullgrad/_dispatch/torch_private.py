@@ -1027,6 +1027,16 @@ def operator_database() -> list[Any]:
     return op_db
 
 
+_frames = _optional("_C._dynamo.eval_frame", None, "Dynamo looks at kernels of ours that run between its graphs, and warns")
+
+
+def leave_to_python(kernel: Callable[..., Any]) -> None:
+    """Let Dynamo not look at a kernel that runs between its graphs. It cannot trace the call of torch's kernel, and warns."""
+    if _frames is not None:
+        strategy = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
+        _frames.set_code_exec_strategy(kernel.__code__, strategy)
+
+
 def forget_kernels(changed: Sequence[Any]) -> None:
     """Forget the kernels that torch found for operators while it traced, as they are other ones now."""
     for op in changed:

@@ -25,6 +25,7 @@ from fullgrad._dispatch import (
     intercept_operators,
     is_forward_mode,
     is_tracing,
+    leave_to_python,
     make_dual,
     may_be_differentiated,
     replace_higher_order,
@@ -355,6 +356,7 @@ def _installed() -> torch.library.Library:
         warnings.simplefilter("ignore")  # of kernels that are overridden, as they are to be
 
         def enter(op: Any, key: str, kernel: Callable[..., Any]) -> None:
+            leave_to_python(kernel)
             library.impl(op, kernel, key, with_keyset=True)
 
         for name, op in _overloads().items():

@@ -47,9 +47,9 @@ on a GPU yet; `python benchmarks/gpu_rows.py` does that, in four minutes.
 | soft.rank, by neuralsort, softsort and sigmoids | 1 + 1 |
 
 Two launches have reasons. The gradient of an exponent that learns is summed over the rows, which no one program sees. `max`,
-`min` and `median` return weights, too, for which torch makes a gradient of zeros if they are not used. The ones of `topk_mask_st` are
-where `torch.topk` finds them, which breaks ties, and are written by a kernel. Hard values of the other straight-through versions
-are torch's; their gradients are the kernels of the relaxations.
+`min` and `median` return weights, too, for which torch makes a gradient of zeros if they are not used. The ones of `topk_mask_st`
+are where `torch.topk` finds them, which breaks ties, and are written by a kernel. Hard values of the other straight-through
+versions are torch's; their gradients are the kernels of the relaxations.
 
 When they run:
 

@@ -188,7 +188,7 @@ def test_compiled_layers_are_the_same(name, option):
 
 @pytest.mark.long
 def test_an_rnn_is_exported_and_compiled():
-    """torch's compiler runs it outside of its graphs, with weights that are new in each call; also after `completing` was open."""
+    """torch's compiler runs it outside of its graphs, with weights that are new in each call; also after `completing`."""
     with fullgrad.completing():
         pass
     model, x = made("LSTM", "zero point", learn=True), numbers()

@@ -243,7 +243,7 @@ def test_a_state_is_loaded_without_data(learn):
     ],
 )
 def test_a_state_of_other_bits_is_refused(options, match):
-    """What is asked, what the state has, and the argument to write; the model keeps its class and its numbers."""
+    """The error names the bits that are asked, those of the state and the argument; the model keeps its class and numbers."""
     state = quantize_(network(), 4, 6, batches(), outputs=8).state_dict()
     model = network()
     before, numbers = repr(model), [p.clone().mul_(2) for p in model.parameters()]

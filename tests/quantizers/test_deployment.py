@@ -269,7 +269,7 @@ def test_kernels_of_integers_have_the_numbers_of_torch(tmp_path):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_sequences_of_a_static_shape_need_a_setting_of_onnxruntime(tmp_path):
-    """What guides/export.md says of opset 21 and of both ways out. An onnxruntime that loads the first file is mended: then drop
+    """guides/export.md names two ways out of an error of opset 21. An onnxruntime that loads the first file is mended: then drop
     the paragraph there and this test.
     """
     import onnxruntime
@@ -293,7 +293,7 @@ def test_sequences_of_a_static_shape_need_a_setting_of_onnxruntime(tmp_path):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_operators_of_the_user_are_translated_by_a_table(tmp_path):
-    """What guides/export.md says of `custom_translation_table`, beside an operator of ours."""
+    """guides/export.md names `custom_translation_table`, which serves beside an operator of ours."""
     import onnxruntime
     from onnxscript import opset18
 

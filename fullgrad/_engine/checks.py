@@ -10,10 +10,10 @@ from fullgrad._dispatch import has_shape
 from fullgrad._engine.call import Call
 
 
-def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype) -> Tensor:
-    """The tensor, if it has a shape and a dtype."""
+def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype, or_none: bool = False) -> Tensor:
+    """The tensor, if it has a shape and a dtype; ``or_none`` says in the error that None would be 0."""
     if not isinstance(t, Tensor):
-        raise TypeError(f"{label} must be a tensor, got a value of type {type(t).__name__}.")
+        raise TypeError(f"{label} must be a tensor,{' or None for 0,' * or_none} got a value of type {type(t).__name__}.")
     if not has_shape(t.shape, shape):
         raise ValueError(f"{label} must have the shape of {of}, {tuple(shape)}, got {tuple(t.shape)}.")
     if t.dtype != dtype:

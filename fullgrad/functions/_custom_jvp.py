@@ -217,5 +217,5 @@ class _JVPRule:
                 continue
             if t is None or isinstance(t, (int, float)):
                 t = torch.full(shape, 0.0 if t is None else t, dtype=dtype, device=device)
-            found.append(check_like(label, "its result", self.replay.cast(t, dtype), shape, dtype))
+            found.append(check_like(label, "its result", self.replay.cast(t, dtype), shape, dtype, or_none=True))
         return found

@@ -269,7 +269,9 @@ class VJPRule:
             if g is not None and not floating:
                 found[i] = None
             elif g is not None:
-                found[i] = check_like(f"{label}: a gradient", "its argument", self.replay.cast(g, dtype), shape, dtype)
+                found[i] = check_like(
+                    f"{label}: a gradient", "its argument", self.replay.cast(g, dtype), shape, dtype, or_none=True
+                )
         return found
 
 

@@ -194,7 +194,7 @@ class _Reference:
 
         def checked(i: int, x: Tensor, g: Any) -> Tensor:
             """A gradient that is like its argument, of which compiled code knows no more than that it should be."""
-            return check_like(f"{label}: a gradient", "its argument", g, x.shape, self.kinds[i][2])
+            return check_like(f"{label}: a gradient", "its argument", g, x.shape, self.kinds[i][2], or_none=True)
 
         def of_reference(*all: Tensor) -> Sequence[Tensor]:
             return transpose(self.again, all[:m], where)(*all[m:])
@@ -215,7 +215,9 @@ class _Reference:
             pairs = zip(self._jvp(all[:m], all[m:n], scattered(m, where, all[n:])), results(*all).tensors, strict=True)
             return Result(
                 [
-                    torch.zeros_like(y) if t is None else check_like(f"{label}: a tangent", "its result", t, y.shape, y.dtype)
+                    torch.zeros_like(y)
+                    if t is None
+                    else check_like(f"{label}: a tangent", "its result", t, y.shape, y.dtype, or_none=True)
                     for t, y in pairs
                 ]
             )

@@ -165,4 +165,4 @@ def _derivative(
 
 
 def _like(label: str, t: Any, x: Tensor) -> Tensor:
-    return torch.zeros_like(x) if t is None else check_like(label, "its argument", t, x.shape, x.dtype)
+    return torch.zeros_like(x) if t is None else check_like(label, "its argument", t, x.shape, x.dtype, or_none=True)

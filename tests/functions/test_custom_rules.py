@@ -292,7 +292,7 @@ WRONG = {
     "a tensor": (rules(bwd=lambda r, g: g), TypeError, "`bwd` must return a tuple"),
     "shape": (rules(bwd=lambda r, g: (g.sum(), None)), ValueError, r"shape of its argument, \(3,\), got \(\)"),
     "dtype": (rules(bwd=lambda r, g: (g.float(), None)), TypeError, "dtype of its argument, torch.float64, got torch.float32"),
-    "a number": (rules(bwd=lambda r, g: (1.0, None)), TypeError, "a gradient must be a tensor, got a value of type float"),
+    "a number": (rules(bwd=lambda r, g: (1.0, None)), TypeError, "must be a tensor, or None"),
     "in place": (rules(fwd=lambda x, y: (x.mul_(y), (x, y))), RuntimeError, "changes an argument in place"),
     "closure": (rules(fwd=lambda x, y: (x * y * W, (x, y))), RuntimeError, "captures a tensor that requires a gradient"),
 }

@@ -8,14 +8,20 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import fast
+from fullgrad._core.windows import where_inside
 from fullgrad.spikes._atan import Atan
 from fullgrad.spikes._circ import Circ
 from fullgrad.spikes._erf import Erf
+from fullgrad.spikes._fake_numerical_gradient import FakeNumericalGradient
 from fullgrad.spikes._fast_sigmoid import FastSigmoid
 from fullgrad.spikes._formulas import bell, clamp_within, right_or_left, saturating
 from fullgrad.spikes._nonzero_sign_log_abs import NonzeroSignLogAbs
 from fullgrad.spikes._piecewise_exp import PiecewiseExp
+from fullgrad.spikes._piecewise_leaky_relu import PiecewiseLeakyRelu
 from fullgrad.spikes._piecewise_quadratic import PiecewiseQuadratic
+from fullgrad.spikes._q_pseudo_spike import QPseudoSpike
+from fullgrad.spikes._rect import Rect
+from fullgrad.spikes._sigmoid import Sigmoid
 from fullgrad.spikes._soft_sign import SoftSign
 
 
@@ -31,10 +37,14 @@ def slope_of(operator: Any, within: float = 8) -> Callable[..., Any]:
     return register
 
 
+def affine(own: Tensor, factor: float, offset: float) -> Tensor:
+    """``factor * own + offset``, in the memory of ``own``."""
+    return torch.add(own.new_full((), offset), own, alpha=factor, out=own)
+
+
 def affine_of_abs(u: Tensor, factor: float, offset: float) -> Tensor:
     """``factor * abs(u) + offset``."""
-    own = u.abs()
-    return torch.add(u.new_full((), offset), own, alpha=factor, out=own)
+    return affine(u.abs(), factor, offset)
 
 
 def into(own: Tensor, operation: Callable[..., Tensor], v: Tensor) -> Tensor:
@@ -81,6 +91,20 @@ def _nonzero_sign_log_abs_terms(needed: Any, v: Tensor, u: Tensor, alpha: Any) -
     return of_both if needed[0] else None, u * of_both * b
 
 
+@slope_of(FakeNumericalGradient)
+def _fake_numerical_gradient(v: Tensor, u: Tensor, alpha: float) -> Tensor:
+    return into(u.abs().reciprocal_().clamp_(max=alpha), torch.mul, v)
+
+
+@fast(PiecewiseLeakyRelu.slope_times, within=8)
+def _piecewise_leaky_relu(v: Tensor, u: Tensor, w: Any, c: Any) -> Any:
+    # The two slopes differ by a number from which neither cancels.
+    if not (w.__class__ is c.__class__ is float and 1e-9 < w < 1e9 and 0.0 < abs(c) <= 0.5 / w):
+        return NotImplemented
+    a = u.abs()
+    return into(affine(torch.lt(a, w, out=a), 0.5 / w - c, c), torch.mul, v)
+
+
 @slope_of(PiecewiseExp)
 def _piecewise_exp(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return into(affine_of_abs(u, -alpha, math.log(alpha / 2)).exp_(), torch.mul, v)
@@ -89,6 +113,24 @@ def _piecewise_exp(v: Tensor, u: Tensor, alpha: float) -> Tensor:
 @slope_of(PiecewiseQuadratic)
 def _piecewise_quadratic(v: Tensor, u: Tensor, alpha: float) -> Tensor:
     return into(affine_of_abs(u, -alpha * alpha, alpha).clamp_(0), torch.mul, v)
+
+
+@fast(QPseudoSpike.slope, within=64)
+def _q_pseudo_spike(u: Tensor, alpha: Any) -> Any:
+    if not (alpha.__class__ is float and 1.001 < alpha < 1e3):
+        return NotImplemented
+    return affine_of_abs(u, 2 / (alpha - 1), 1.0).pow_(-alpha)
+
+
+@slope_of(Rect, within=0)
+def _rect(v: Tensor, u: Tensor, alpha: float) -> Tensor:
+    passed = where_inside(v, u, -0.5 / alpha, 0.5 / alpha)
+    return passed if alpha == 1.0 else passed.mul_(alpha)
+
+
+@slope_of(Sigmoid)
+def _sigmoid(v: Tensor, u: Tensor, alpha: float) -> Tensor:
+    return into(bell(u, alpha), torch.mul, v).mul_(alpha)
 
 
 @slope_of(SoftSign)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgrad._core.fast import replaceable
 from fullgrad._core.windows import where_inside, where_positive
 from fullgrad.spikes._arguments import Parameter, checked_step
 from fullgrad.spikes._surrogate import Step
@@ -57,6 +58,7 @@ class PiecewiseLeakyRelu(Step):
     parameters = ("w", "c")
 
     @staticmethod
+    @replaceable
     def slope_times(v: Tensor, u: Tensor, w: Any, c: Any) -> Tensor:
         inside = where_inside(v, u, -w, w) * 0.5 / w
         return inside if c.__class__ is float and c == 0.0 else inside + where_positive(v, ~(u.abs() < w)) * c

@@ -78,8 +78,12 @@ class _Code:
         self.closure, self.method, self.function, self.shapes = closure, method, function, like
         self.count, self.draws = count, draws
         self.is_below = transforms_active()  # the transforms of the call
-        self.sample = self
         self.structure: Result | None = None  # of what it, or `like`, has returned; an operator returns tensors alone
+
+    @property
+    def sample(self) -> "_Code":
+        """The code of one sample. As an attribute it would be a cycle, which keeps tensors until garbage is collected."""
+        return self
 
     def run(self, tensors: Tensors, leading: int = 0) -> list[Tensor]:
         """The results, for tensors that have some leading dimensions more."""

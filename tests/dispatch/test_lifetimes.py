@@ -1,6 +1,7 @@
 """Operators that are gone keep nothing alive, however they were made and used."""
 
 import gc
+import random
 import weakref
 
 import pytest
@@ -9,6 +10,7 @@ from torch.func import grad, hessian, vmap
 
 import fullgrad
 from fullgrad import spikes
+from tests.functions.test_nested import WAYS
 
 
 class Held:
@@ -85,3 +87,35 @@ def test_an_operator_keeps_no_globals_of_its_module():
     gc.collect()
     assert operator is not None
     assert reference() is None
+
+
+@pytest.mark.parametrize("way", [*WAYS, lambda ours, plain, draw: lambda v, c: fullgrad.map_grad(ours(v, c), torch.tanh)])
+def test_a_call_leaves_no_garbage(way):
+    """What a call and its derivatives made of tensors and our objects is freed at once, and not when Python collects garbage."""
+    function = lambda v, c: torch.sin(v) * c  # noqa: E731
+    v, c = (torch.linspace(0.1, 0.4, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
+
+    def use(operator):
+        y = operator(v, c)
+        (first,) = torch.autograd.grad(y.sum(), v, create_graph=True)
+        torch.autograd.grad(first.sum(), v)
+        grad(lambda v: operator(v, c.detach()).sum())(v.detach())
+
+    def garbage(seed):
+        operator = way(function, function, random.Random(seed))
+        use(operator)  # what is made once
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            use(operator)
+            gc.collect()
+            return [a for a in gc.garbage if isinstance(a, torch.Tensor) or type(a).__module__.startswith("fullgrad")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+
+    gc.disable()
+    try:
+        assert [garbage(seed) for seed in range(3)] == [[], [], []]
+    finally:
+        gc.enable()

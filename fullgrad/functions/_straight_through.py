@@ -33,15 +33,15 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
     not called before the backward.
 
     Args:
-        hard: Called with the inputs; returns a tensor.
+        hard: Called with the inputs; returns a floating tensor.
         soft: Called with the same; returns a floating tensor of the same shape and dtype.
 
     Returns:
         The operator, a function of positional arguments. It can be pickled and copied where ``hard`` and ``soft`` can.
 
     Raises:
-        TypeError: One of the two is not callable. When called: an argument is a module, or an object that holds tensors. When the
-            derivative is taken: the outputs have two dtypes.
+        TypeError: One of the two is not callable. When called: an argument is a module, or an object that holds tensors; ``hard``
+            returns bools or integers. When the derivative is taken: the outputs have two dtypes.
         RuntimeError: When the derivative is taken: ``soft`` used a tensor that requires a gradient and could not be seen when the
             operator was made, or its output differs from that of ``hard``.
 
@@ -93,8 +93,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
             y = hard(*inputs)
             if versions_of(tensors) != versions:
                 raise RuntimeError(CHANGED.format(f"{label}: `hard`"))
-            if not isinstance(y, Tensor):
-                raise TypeError(f"{label}: `hard` must return a tensor, got a value of type {type(y).__name__}.")
+            _check_value(label, y)
             # A value that is the input itself is copied, so that it cannot be changed in place unnoticed.
             return y.clone() if any(y is x for x in inputs) else y
 
@@ -128,6 +127,16 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
     return StraightThroughOf
 
 
+def _check_value(label: str, y: Any) -> None:
+    """Refuse a result of ``hard`` that can have no derivative."""
+    if not isinstance(y, Tensor):
+        raise TypeError(f"{label}: `hard` must return a tensor, got a value of type {type(y).__name__}.")
+    if not (y.is_floating_point() or y.is_complex()):
+        raise TypeError(
+            f"{label}: `hard` must return a floating tensor, which can have a gradient, got {y.dtype}: add .to(x.dtype)."
+        )
+
+
 def _check_alone(name: str, soft: Any, inputs: list[Any], like: Any) -> None:
     """Check the output if leaves of a graph cannot be distinguished: with detached inputs it must have no graph."""
     with torch.enable_grad():
@@ -139,7 +148,7 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
     if foreign:
         raise RuntimeError(
             f"straight_through: `soft` of {name} must be a function of its arguments, got a gradient of a tensor that it closes "
-            "over, which would be lost. Pass it as an argument, or use st or grad_replace."
+            "over, which would be lost. Pass it as an argument, or write `st` or `replace_grad`."
         )
     if y.dtype != like[1] or not has_shape(y.shape, like[0]):
         raise RuntimeError(
@@ -156,6 +165,11 @@ class CapturingStraightThrough(WithReference[P, Tensor]):
     def __init__(self, hard: Callable[..., Any], soft: Callable[..., Any]) -> None:
         super().__init__(hard, soft, None, (), "map", None)
         self.made_of = hard, soft
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        y = super().run(args, kwargs)
+        _check_value(self.label, y)
+        return y
 
 
 def _captures(soft: Any) -> bool:

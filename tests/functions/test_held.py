@@ -17,6 +17,7 @@ from fullgrad._engine.held import held, places
 from tests.functions.test_surroundings import CALLED_AGAIN, OPERATORS, X
 
 TENSOR = torch.tensor(2.0, dtype=torch.float64)
+SCALE = torch.ones(3, requires_grad=True)
 
 
 @dataclasses.dataclass
@@ -307,6 +308,14 @@ def test_results_that_are_no_tensor_are_refused_by_name():
     op = fullgrad.straight_through(lambda x: {"y": x}, lambda x: x)
     with pytest.raises(TypeError, match="straight_through: <lambda>: `hard` must return a tensor, got a value of type dict"):
         op(X.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("soft", [torch.sigmoid, lambda x: torch.sigmoid(x * SCALE)], ids=["arguments", "captures"])
+@pytest.mark.parametrize("hard", [lambda x: x > 0, lambda x: x.long()], ids=["bools", "integers"])
+def test_hard_results_without_a_gradient_are_refused(hard, soft):
+    """A gradient of bools or integers is 0 without a word."""
+    with pytest.raises(TypeError, match=r"`hard` must return a floating tensor, .* got torch.(bool|int64): add .to\(x.dtype\)"):
+        fullgrad.straight_through(hard, soft)(X.clone().requires_grad_())
 
 
 class Product(torch.autograd.Function):

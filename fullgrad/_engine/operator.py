@@ -151,8 +151,13 @@ class PicklablePartial(functools.partial[Any]):
         return f"<{self.maker.__name__} of {', '.join(getattr(f, '__qualname__', repr(f)) for f in self.made_of)}>"
 
 
-def made(function: Any, maker: Any, *made_of: Any) -> Any:
-    """``function`` as a `PicklablePartial` that ``maker`` made of ``made_of``, with its name, signature and docstring."""
+def made(function: Any, maker: Any, *made_of: Any, like: Any = None) -> Any:
+    """``function`` as a `PicklablePartial` that ``maker`` made of ``made_of``, with its signature, and the name and docstring of it
+    or of another one.
+    """
     result: Any = functools.update_wrapper(PicklablePartial(function), function)
+    if like is not None:
+        result = functools.update_wrapper(result, like, ("__name__", "__qualname__", "__doc__"), ())
+        result.__wrapped__ = function
     result.function, result.maker, result.made_of = function, maker, made_of
     return result

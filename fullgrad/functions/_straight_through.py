@@ -57,7 +57,7 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
     if _captures(soft):
         return CapturingStraightThrough(hard, soft)
     apply = _operator(name_of(hard), hard, soft).apply
-    return made(apply, straight_through, hard, soft)
+    return made(apply, straight_through, hard, soft, like=hard)
 
 
 _CONSTANTS = (Tensor, int, float, bool, str, type(None))

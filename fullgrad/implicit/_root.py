@@ -212,7 +212,16 @@ def _decorator(kind: str, f: Any, linear_solve: Any, otherwise: str, derivative:
         terms = derivative[1]
     if terms is not None and (not isinstance(terms, int) or terms < 0):
         raise ValueError(f'{name}: `derivative` must be "implicit", "one_step" or ("neumann", k), got {derivative!r}.')
-    return functools.partial(Root, kind, f, linear_solve, otherwise, terms, method, *rest)
+
+    def decorator(*solver: Any) -> Any:
+        if len(solver) != 1:
+            raise TypeError(
+                f"{name} of a function is a decorator of solvers, got {len(solver)} arguments. The function that it gets first is the "
+                f"equation, not the solver: write {name}(f)(solver)(init, *args)."
+            )
+        return Root(kind, f, linear_solve, otherwise, terms, method, *rest, *solver)
+
+    return decorator
 
 
 class Root(Made[P, R]):

@@ -634,6 +634,17 @@ def test_arguments_are_kept_by_autograd_alone():
         assert ref() is None
 
 
+def test_a_solver_in_the_place_of_its_equation_is_told():
+    """``@implicit.root`` without an equation takes the solver for one."""
+
+    @implicit.root
+    def solve(init, x):
+        return x
+
+    with pytest.raises(TypeError, match=r"implicit.root of a function is a decorator of solvers, got 2 arguments. .* write "):
+        solve(X[0], X[0])
+
+
 def step(z, x):
     return torch.tanh(0.5 * z + x)
 

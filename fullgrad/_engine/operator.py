@@ -152,8 +152,8 @@ class PicklablePartial(functools.partial[Any]):
 
 
 def made(function: Any, maker: Any, *made_of: Any, like: Any = None) -> Any:
-    """``function`` as a `PicklablePartial` that ``maker`` made of ``made_of``, with its signature, and the name and docstring of it
-    or of another one.
+    """``function`` as a `PicklablePartial` that ``maker`` made of ``made_of``, with its signature, and the name and docstring of
+    it or of another one.
     """
     result: Any = functools.update_wrapper(PicklablePartial(function), function)
     if like is not None:

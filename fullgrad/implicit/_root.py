@@ -216,8 +216,8 @@ def _decorator(kind: str, f: Any, linear_solve: Any, otherwise: str, derivative:
     def decorator(*solver: Any) -> Any:
         if len(solver) != 1:
             raise TypeError(
-                f"{name} of a function is a decorator of solvers, got {len(solver)} arguments. The function that it gets first is "
-                f"the equation, not the solver: write {name}(f)(solver)(init, *args)."
+                f"{name} of a function is a decorator of solvers, got {len(solver)} arguments. The function that it gets first "
+                f"is the equation, not the solver: write {name}(f)(solver)(init, *args)."
             )
         return Root(kind, f, linear_solve, otherwise, terms, method, *rest, *solver)
 

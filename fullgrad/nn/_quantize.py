@@ -90,9 +90,10 @@ def quantize_(
             ``"mse"``, but of all numbers of the inputs, counted in 16,384 bins and even within each, and not of a sample of
             each batch, so that memory does not grow with the data.
             With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
-        learn: Whether scales learn, with the gradient of LSQ but for its constant factor, which Adam ignores; else they are
-            frozen parameters. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that, by
-            :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses. Scales of ``"max"`` and
+        learn: Whether scales and zero points learn, with the gradient of LSQ: its factor :math:`1 / \sqrt{N h}` has *N* numbers
+            that share a scale, of one token or sample where inputs do; else they are frozen parameters. Give them a learning rate
+            of a tenth, without weight decay. A scale below 1/1024 of the smallest at the start, or a negative one, counts as that,
+            by :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses. Scales of ``"max"`` and
             ``"percentile"`` are then large enough that gradients pass at both ends, with a zero point, too.
         skip: Layers that are left as they are: names as in ``model.named_modules()``, of layers or of modules that have them;
             patterns such as ``"*.head"``; or classes. One that the model does not call, such as ``out_proj`` of a
@@ -145,9 +146,9 @@ def quantize_(
     layers = _listed("layers", layers, "classes of linear layers, convolutions, embeddings, RNNs or MultiheadAttention", _KNOWN)
     how = _How.checked(method, learn, asymmetric, group_size, state)
     chosen, found = _chosen(model, layers, skip)
-    for_weights = _by_layer("weights", weights, found, chosen)
-    for_inputs = _by_layer("activations", activations, found, chosen, but=_EMBEDDINGS)
-    for_outputs = _by_layer("outputs", outputs, found, chosen, but=_OF_SEVERAL)
+    for_weights = _by_layer(model, "weights", weights, found, chosen)
+    for_inputs = _by_layer(model, "activations", activations, found, chosen, but=_EMBEDDINGS)
+    for_outputs = _by_layer(model, "outputs", outputs, found, chosen, but=_OF_SEVERAL)
     for name, layer in chosen.items():
         _check_layer(name or "model", layer, for_weights[name] is not None)
     observed = {n: bits for n, bits in for_inputs.items() if bits is not None and not (dynamic and not callable(bits))}
@@ -165,6 +166,9 @@ def quantize_(
                 quantizers["input"] = _of_numbers(f"the input of {of}", InputQuantizer, inputs, bits, name, layer, how)
             bits = for_outputs[name]
             quantizers["output"] = _of_numbers(f"the output of {of}", OutputQuantizer, results, bits, name, layer, how)
+            for quantizer in (quantizers["input"], quantizers["output"]):
+                if isinstance(quantizer, InputQuantizer):
+                    quantizer.dims = _input_dims(layer)
             if state is not None:
                 _check_bits_of(state, f"{name}." * bool(name), quantizers)
             if biases and _is_rounded(of, layer, quantizers):
@@ -279,7 +283,7 @@ def _chosen(
     """The layers that are quantized, and all of their classes, by name."""
     found = {name: m for name, m in model.named_modules() if isinstance(m, layers)}
     for key in skip:
-        _check_key("skip", key, found)
+        _check_key("skip", key, found, model)
     chosen = {name: layer for name, layer in found.items() if not any(_fits(key, name, layer) for key in skip)}
     if not chosen:
         raise ValueError(
@@ -336,16 +340,19 @@ def _fits(key: Key, name: str, layer: nn.Module) -> bool:
     return name == key or name.startswith(f"{key}.") or fnmatch.fnmatchcase(name, key)
 
 
-def _check_key(argument: str, key: Any, layers: Mapping[str, nn.Module]) -> None:
+def _check_key(argument: str, key: Any, layers: Mapping[str, nn.Module], model: nn.Module) -> None:
     """Refuse a key that fits none."""
     if not isinstance(key, str) and not (isinstance(key, type) and issubclass(key, nn.Module)):
         raise TypeError(f"quantize_: `{argument}` must have names, patterns or classes of layers, got {key!r}.")
     if not any(_fits(key, name, layer) for name, layer in layers.items()):
         known = ", ".join(layers) or "none"
-        raise ValueError(f"quantize_: `{argument}` must name layers of `model`, got {key!r}; it has {known}.")
+        others = sorted({type(m).__name__ for name, m in model.named_modules() if _fits(key, name, m) and not [*m.children()]})
+        way_out = f", and classes that `layers` does not have there: {', '.join(others)}" if others else ""
+        raise ValueError(f"quantize_: `{argument}` must name layers of `model`, got {key!r}; it has {known}{way_out}.")
 
 
 def _by_layer(
+    model: nn.Module,
     argument: str,
     bits: Any,
     found: Mapping[str, nn.Module],
@@ -357,8 +364,15 @@ def _by_layer(
         by_layer = dict.fromkeys(chosen, bits)
     else:
         for key in bits:
-            _check_key(argument, key, found)
-        by_layer = {name: next((b for key, b in bits.items() if _fits(key, name, m)), None) for name, m in chosen.items()}
+            _check_key(argument, key, found, model)
+        first = {name: next((key for key in bits if _fits(key, name, m)), None) for name, m in found.items()}
+        for key in bits:
+            if key not in first.values():
+                before = next(first[name] for name, m in found.items() if _fits(key, name, m))
+                raise ValueError(
+                    f"quantize_: `{argument}` has {key!r} after {before!r}, which fits its layers first; write {key!r} before it."
+                )
+        by_layer = {name: bits.get(first[name]) for name in chosen}
     return {name: None if isinstance(chosen[name], but) else b for name, b in by_layer.items()}
 
 

@@ -2,6 +2,7 @@
 
 import copyreg
 import functools
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.utils.rnn import PackedSequence
 
-from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, rnn_names
+from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, at_least, rnn_names, square_root
 from fullgrad.clamping import clamp, lower_bound
+from fullgrad.gradients import scale_bwd
 from fullgrad.quantizers import fake_quantize, quant_range
 from fullgrad.rounding import step_quantize
 
@@ -192,7 +194,9 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class WeightQuantizer(nn.Module):
-    """`fake_quantize` with a scale of its own, and maybe a zero point: parameters that learn or are frozen."""
+    """`fake_quantize` with a scale of its own, and maybe a zero point: parameters that learn or are frozen. Gradients of those that
+    learn are divided by the root of N h, for N numbers that share a scale and the largest code h, as in LSQ: they are sums.
+    """
 
     scale: Tensor
     zero_point: Tensor | None
@@ -214,13 +218,24 @@ class WeightQuantizer(nn.Module):
         return self._quantized(x)
 
     def _quantized(self, x: Tensor) -> Tensor:
-        zero_point = 0 if self.zero_point is None else self.zero_point if self.learn else self.zero_point.detach()
-        return fake_quantize(x, self.effective_scale, zero_point, self.quant_min, self.quant_max, inside=self.inside)
+        scale, zero_point = self.effective_scale, self.zero_point
+        if self.learn:
+            factor = 1 / square_root(at_least(self.numbers(x), 1) * max(self.quant_max, 1))
+            scale, zero_point = [None if p is None else scale_bwd(p, factor) for p in (scale, zero_point)]
+        elif zero_point is not None:
+            zero_point = zero_point.detach()
+        zero_point = 0 if zero_point is None else zero_point
+        return fake_quantize(x, scale, zero_point, self.quant_min, self.quant_max, inside=self.inside)
+
+    def numbers(self, x: Tensor) -> int:
+        """How many numbers of a tensor share a scale."""
+        return x.numel() // max(self.scale.numel(), 1)
 
     @property
     def effective_scale(self) -> Tensor:
         """The scale, or the least one where it is below that."""
-        return lower_bound(self.scale, self.least) if self.learn else self.scale.detach()
+        scale = self.scale if self.learn else self.scale.detach()
+        return lower_bound(scale, self.least) if self.least else scale
 
     def get_extra_state(self) -> Tensor:
         """The range of codes, and the least scale: a state that is loaded brings its own."""
@@ -239,11 +254,16 @@ class WeightQuantizer(nn.Module):
 
 
 class InputQuantizer(WeightQuantizer):
-    """The quantizer of a layer's input, which has one scale."""
+    """The quantizer of a layer's input, which has one scale; N is the size of one token or sample, as batches differ in theirs."""
+
+    dims = 1  # of a token, or of the channels and places of a sample
+
+    def numbers(self, x: Tensor) -> int:
+        return math.prod(x.shape[-self.dims :])
 
 
-class OutputQuantizer(WeightQuantizer):
-    """The quantizer of a layer's output, which has one scale."""
+class OutputQuantizer(InputQuantizer):
+    """The quantizer of a layer's output, likewise."""
 
 
 class BiasQuantizer(nn.Module):

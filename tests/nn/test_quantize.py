@@ -15,6 +15,8 @@ from fullgrad import quantizers
 from fullgrad.nn import quantize_, unquantize_
 
 pytestmark = pytest.mark.short
+X16 = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(6, 3, 5, 5, generator=torch.Generator().manual_seed(0))
 
 
 def network():
@@ -106,17 +108,67 @@ def test_a_row_of_zeros_has_a_scale():
         assert torch.equal(layer(torch.zeros(1, 4)), layer.bias.unsqueeze(0))
 
 
-def test_scales_learn_with_the_gradient_of_lsq():
-    """Without its factor, the one of the number of elements and of the largest code."""
+@pytest.mark.parametrize(("options", "shared"), [({}, 16), ({"group_size": 4}, 4)])
+def test_scales_learn_with_the_gradient_of_lsq(options, shared):
+    """With its factor, of the numbers that share a scale and the largest code."""
     layer = nn.Linear(16, 4, bias=False)
-    quantize_(layer, 3, None, method="mean", learn=True)
+    quantize_(layer, 3, None, method="mean", learn=True, **options)
     weight, scale = layer.original_weight, layer.weight_quantizer.scale
     assert isinstance(scale, nn.Parameter)
     g = torch.randn(4, 16)
     found = torch.autograd.grad((layer.weight * g).sum(), (weight, scale))
-    lsq = quantizers.lsq(weight, scale, -4, 3, grad_scale=1.0)
-    expected = torch.autograd.grad((lsq * g).sum(), (weight, scale))
+    lsq = quantizers.lsq(weight.reshape(4, -1, shared), scale.reshape(4, -1, 1), -4, 3, grad_scale=(shared * 3) ** -0.5)
+    expected = torch.autograd.grad((lsq.reshape(4, 16) * g).sum(), (weight, scale))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("layer", "x", "numbers"), [(nn.Linear(16, 4), X16, 16), (nn.Conv2d(3, 4, 3), IMAGES, 3 * 5 * 5)])
+def test_the_factor_of_an_input_does_not_depend_on_the_batch(layer, x, numbers):
+    """The gradient of a batch is the sum of those of samples."""
+    quantize_(layer, None, 4, [x], method="mse", learn=True)
+    q = layer.input_quantizer
+    factors = [torch.autograd.grad(q(v).sum(), q.scale)[0] / unscaled(q, v) for v in (x, x[:1], x[0])]
+    torch.testing.assert_close(torch.stack(factors), torch.full((3,), (numbers * q.quant_max) ** -0.5))
+    batch = torch.autograd.grad(q(x).sum(), q.scale)[0]
+    torch.testing.assert_close(batch, torch.stack([torch.autograd.grad(q(v).sum(), q.scale)[0] for v in x]).sum())
+
+
+def unscaled(q, x):
+    """The gradient of a scale without the factor of LSQ."""
+    scale = q.scale.detach().requires_grad_()
+    return torch.autograd.grad(quantizers.fake_quantize(x, scale, 0, q.quant_min, q.quant_max, inside="exact").sum(), scale)[0]
+
+
+def test_sgd_trains_scales():
+    """Without the factor, the sum of the gradients of all numbers that share a scale is too large for one learning rate."""
+    losses = {}
+    for learn in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 1))
+        x = torch.randn(512, 16, generator=generator)
+        y = x[:, :1] * x[:, 1:2] + x[:, 2:3]
+        quantize_(net, 4, 8, [x], method="mse", learn=learn)
+        optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+        for _ in range(150):
+            optimizer.zero_grad()
+            (net(x) - y).square().mean().backward()
+            optimizer.step()
+        losses[learn] = (net(x) - y).square().mean().item()
+    assert losses[True] < 0.5
+    assert losses[True] < 1.5 * losses[False]
+
+
+@pytest.mark.parametrize("value", [-0.01, 1e-9])
+def test_a_state_of_scales_below_their_bound_loads_as_fixed_ones(value):
+    """The scale that was used is the one that is used."""
+    learned = quantize_(nn.Sequential(nn.Linear(4, 4)), 8, None, learn=True)
+    with torch.no_grad():
+        learned[0].weight_quantizer.scale[0] = value
+    fixed = quantize_(nn.Sequential(nn.Linear(4, 4)), 8, None, state=learned.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(learned(x), fixed(x))
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
@@ -524,6 +576,16 @@ def test_modes_and_hooks_are_as_before():
         (lambda m: quantize_(m, 4, None, layers=nn.Linear), TypeError, r"`layers` must be a list of .*; write \[Linear\]"),
         (lambda m: quantize_(m, 4, None, layers=None), TypeError, r"`layers` must be a list of .*, got None\.$"),
         (lambda m: quantize_(m, 4, None, layers=[]), ValueError, r"`layers` must have at least one class, got none"),
+        (
+            lambda m: quantize_(m, {"*": 4, "3": 8}, None),
+            ValueError,
+            r"`weights` has '3' after '\*', which fits its layers first; write",
+        ),
+        (
+            lambda m: quantize_(m, {"1": 4, "*": 8}, None),
+            ValueError,
+            "got '1'; it has .*, and .* `layers` does not have there: ReLU",
+        ),
         (lambda m: quantize_(m, {"nowhere": 4}, None), ValueError, "`weights` must name layers .*got 'nowhere'; it has 0, 3, 5"),
         (lambda m: quantize_(m, {"0": 1}, None), ValueError, "`weights` must be from 2 to 16, got 1"),
         (lambda m: quantize_(m, 4, None, group_size=7), ValueError, "whole groups of `group_size` 7, got the shape"),

@@ -1,6 +1,7 @@
 """Layers after `quantize_`: every kind of layer with every kind of quantizer computes the formula, and behaves as before."""
 
 import copy
+import math
 import pickle
 import weakref
 
@@ -230,11 +231,11 @@ def test_a_zero_point_leaves_outliers_out(method):
 
 
 def test_a_learned_zero_point_has_the_gradient_of_its_definition():
-    """It is -s for numbers outside the range, for the incoming gradient."""
+    """It is -s for numbers outside the range, for the incoming gradient, times the factor of LSQ."""
     layer = quantize_(nn.Linear(3, 1, bias=False), None, 4, [torch.tensor([[-1.0, 0.0, 2.0]])], asymmetric=True, learn=True)
     q = layer.input_quantizer
     (found,) = torch.autograd.grad(q(torch.tensor([-5.0, 0.3, 9.0])).sum(), q.zero_point)
-    torch.testing.assert_close(found, -2 * q.scale.detach())
+    torch.testing.assert_close(found, -2 * q.scale.detach() / math.sqrt(3 * 15))
 
 
 @pytest.mark.parametrize("scales", [[1.0], [1e-3, 1.0, 700.0], [0.0, 1e-6, 2.0], [900.0, 1e-9]])

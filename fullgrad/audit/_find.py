@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fullgrad.audit import _functions, _operators, _terms
-from fullgrad.audit._names import arguments, contents
-from fullgrad.audit._sources import parsed, trees
+from fullgrad.audit._comments import is_ignored
+from fullgrad.audit._names import arguments, assignments, contents
+from fullgrad.audit._sources import Tree, parsed, trees
+from fullgrad.audit._values import values
 
 # Signs that an in-place change is a straight-through estimator: words in the computation, and words of the function's name.
 _HARD = ("round", "sign", "clamp", "clip", "quant", "floor", "ceil", "binar", "where", "heaviside")
 _FORWARD = re.compile(r"forward|__call__|(^|_)(fake_?)?(quant|binar)|(^|_)(ste|step)(_|$)")
+_NEW = re.compile(r"(^|\.)((new_)?(empty|zeros|ones|full)(_like)?|clone)$")
 _NOT_FORWARD = re.compile(r"init|reset|load|setup|state_dict|dequant")
 
 
@@ -83,51 +86,64 @@ def audit_source(text: str, file: str) -> list[Finding]:
     return audit_tree(parsed(text), file)
 
 
-def audit_tree(tree: ast.Module, file: str) -> list[Finding]:
+def audit_tree(tree: Tree, file: str) -> list[Finding]:
     """The findings in the syntax tree of a module."""
+    module = tree.module
     found = [
         Finding("Function", cls.name, file, cls.lineno, _functions.breaks(cls), _functions.replacement(cls))
-        for cls in _functions.classes(tree)
+        for cls in _functions.classes(module)
     ]
-    found += [Finding("operator", o.name, file, o.line, o.breaks, _operators.replacement(o)) for o in _operators.operators(tree)]
-    found += _expressions(tree, file)
-    return sorted(found, key=lambda finding: finding.line)
+    found += [
+        Finding("operator", o.name, file, o.line, o.breaks, _operators.replacement(o)) for o in _operators.operators(module)
+    ]
+    shown = [finding for finding in found if not is_ignored(tree.comments, finding.kind, finding.line, None)]
+    return sorted([*shown, *_expressions(tree, file)], key=lambda finding: finding.line)
 
 
 class _Place(NamedTuple):
-    """Where an expression stands: the function, or the module, whether it is in an optimizer, and whether under ``no_grad``."""
+    """Where an expression stands: the function, or the module; whether it is in an optimizer, under ``no_grad``, and in code of
+    values alone, through which no derivative goes.
+    """
 
     scope: ast.AST
     in_optimizer: bool = False
     no_grad: bool = False
+    is_value: bool = False
 
 
-def _expressions(tree: ast.Module, file: str) -> Iterator[Finding]:
-    stack: list[tuple[ast.AST, _Place]] = [(tree, _Place(tree))]
+def _expressions(tree: Tree, file: str) -> Iterator[Finding]:
+    of_values = values(tree.module)
+    stack: list[tuple[ast.AST, _Place]] = [(tree.module, _Place(tree.module))]
     while stack:
         node, place = stack.pop()
+        place = place._replace(is_value=place.is_value or node in of_values)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            place = _Place(node, place.in_optimizer, any("no_grad" in ast.unparse(d) for d in node.decorator_list))
+            no_grad = any("no_grad" in ast.unparse(d) for d in node.decorator_list)
+            place = place._replace(scope=node, no_grad=no_grad)
         elif isinstance(node, ast.ClassDef):
             place = place._replace(in_optimizer=any("Optim" in word for word in (node.name, *map(ast.unparse, node.bases))))
         elif isinstance(node, ast.With):
             no_grad = place.no_grad or any("no_grad" in ast.unparse(item.context_expr) for item in node.items)
             place = place._replace(no_grad=no_grad)
-        inner = True
-        trick = _terms.trick(node)
-        if trick is not None:
-            breaks = ("float16", "inf", "-0.0")
-            write = _terms.replacement(trick, place.scope)
-            yield Finding("detach trick", _shortened(node), file, getattr(node, "lineno", 0), breaks, write)
-            inner = False  # a part of a sum is not a trick of its own
-        elif isinstance(node, ast.Call):
-            yield from _call(node, file, place)
-        elif isinstance(node, ast.Assign) and _is_hard(node.value):
-            changed = node.targets[0]
-            if isinstance(changed, ast.Attribute) and changed.attr == "data" and _is_forward(place, changed.value):
-                yield _in_place(node, file, ("vmap", "func.grad", "jvp", "compile"), changed.value, node.value)
-        if inner:
+        found = [*_of_node(node, file, place)]
+        yield from [f for f in found if not is_ignored(tree.comments, f.kind, f.line, getattr(node, "end_lineno", None))]
+        if not any(finding.kind == "detach trick" for finding in found):  # a part of a sum is not a trick of its own
             stack += [(child, place) for child in ast.iter_child_nodes(node)]
+
+
+def _of_node(node: ast.AST, file: str, place: _Place) -> Iterator[Finding]:
+    """The finding that a node is, without its parts."""
+    trick = _terms.trick(node)
+    if trick is not None:
+        breaks = ("float16", "inf", "-0.0")
+        write = _terms.replacement(trick, place.scope)
+        yield Finding("detach trick", _shortened(node), file, getattr(node, "lineno", 0), breaks, write)
+    elif isinstance(node, ast.Call):
+        yield from _call(node, file, place)
+    elif isinstance(node, ast.Assign) and _is_hard(node.value):
+        changed = node.targets[0]
+        if isinstance(changed, ast.Attribute) and changed.attr == "data" and _is_forward(place, changed.value):
+            yield _in_place(node, file, ("vmap", "func.grad", "jvp", "compile"), changed.value, node.value)
 
 
 def _call(node: ast.Call, file: str, place: _Place) -> Iterator[Finding]:
@@ -139,10 +155,15 @@ def _call(node: ast.Call, file: str, place: _Place) -> Iterator[Finding]:
             return  # of a node of the graph, where it is told of gradients that pass
         yield Finding("hook", _shortened(node), file, node.lineno, ("jvp", "no_grad"), _of_hook(argument))
     elif method == "copy_" and _is_hard(argument) and _is_forward(place, owner):
-        if isinstance(owner, ast.Attribute) and owner.attr == "data":
-            yield _in_place(node, file, ("vmap", "in-place input"), owner.value, argument)
+        of_data = isinstance(owner, ast.Attribute) and owner.attr == "data"
+        changed = owner.value if isinstance(owner, ast.Attribute) and of_data else owner
+        if place.is_value and _is_new(changed, place.scope):
+            return
+        if of_data:
+            yield _in_place(node, file, ("vmap", "in-place input"), changed, argument)
         elif place.no_grad:
-            yield _in_place(node, file, ("jvp (silently 0)", "in-place input"), owner, argument)
+            lost = () if place.is_value else ("jvp (silently 0)",)
+            yield _in_place(node, file, (*lost, "in-place input"), changed, argument)
 
 
 def _in_place(node: ast.AST, file: str, breaks: tuple[str, ...], changed: ast.AST, value: ast.AST) -> Finding:
@@ -170,6 +191,14 @@ def _is_forward(place: _Place, changed: ast.expr) -> bool:
         root = root.value
     made = contents(place.scope, root.id) if isinstance(root, ast.Name) else None
     return not (made and all(_is_construction(value) for value in made))
+
+
+def _is_new(changed: ast.expr, scope: ast.AST) -> bool:
+    """Whether a tensor has memory of its own, as of ``torch.empty_like(x)``."""
+    if not isinstance(changed, ast.Name) or changed.id in arguments(scope):
+        return False
+    made = [value for target, value in assignments(scope) if isinstance(target, ast.Name) and target.id == changed.id]
+    return bool(made) and all(value is not None and _NEW.search(ast.unparse(getattr(value, "func", value))) for value in made)
 
 
 def _is_construction(value: ast.expr) -> bool:

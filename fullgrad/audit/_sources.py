@@ -6,9 +6,19 @@ import importlib.util
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from fullgrad.audit._comments import Ignored, ignored
 
 
-def trees(target: str) -> Iterator[tuple[ast.Module, str]]:
+class Tree(NamedTuple):
+    """The syntax tree of a module, and its comments that silence findings."""
+
+    module: ast.Module
+    comments: Ignored
+
+
+def trees(target: str) -> Iterator[tuple[Tree, str]]:
     """The syntax tree of each file, with the name of the file in the report. Files that are not Python are left out.
 
     Raises:
@@ -21,7 +31,7 @@ def trees(target: str) -> Iterator[tuple[ast.Module, str]]:
             yield found, label
 
 
-def tree(path: Path, is_named: bool) -> ast.Module | None:
+def tree(path: Path, is_named: bool) -> Tree | None:
     """The syntax tree of a file; None for one that is not Python, unless the user named it."""
     try:
         return parsed(path.read_text(encoding="utf-8", errors="replace"))
@@ -31,11 +41,11 @@ def tree(path: Path, is_named: bool) -> ast.Module | None:
         return None
 
 
-def parsed(text: str) -> ast.Module:
+def parsed(text: str) -> Tree:
     """The syntax tree of code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about escapes in strings
-        return ast.parse(text)
+        return Tree(ast.parse(text), ignored(text))
 
 
 def sources(target: str) -> Iterator[tuple[Path, str]]:

@@ -1,9 +1,12 @@
 """torch's own operators whose derivatives are wrong or missing, where a source calls them by a name of torch."""
 
 import ast
+from collections import deque
 from collections.abc import Iterable, Iterator
 
-from fullgrad.audit._sources import trees
+from fullgrad.audit._comments import is_ignored
+from fullgrad.audit._sources import Tree, trees
+from fullgrad.audit._values import values
 from fullgrad.completion import operators
 
 # What people call, by the operator that it comes to.
@@ -51,23 +54,23 @@ def torch_operators(targets: Iterable[str]) -> Found:
     return found
 
 
-def add_operators(tree: ast.Module, file: str, found: Found) -> None:
-    """Add those that a module calls."""
+def add_operators(tree: Tree, file: str, found: Found) -> None:
+    """Add those that a module calls where a derivative goes through them."""
     lacking = operators()
-    for name, line in _calls(tree):
+    for name, call in _calls(tree.module):
         lacks = lacking.get(f"aten::{_OPERATOR[name]}")
-        if lacks is not None:
-            found.setdefault(name, (lacks, []))[1].append(f"{file}:{line}")
+        if lacks is not None and not is_ignored(tree.comments, "torch operator", call.lineno, call.end_lineno):
+            found.setdefault(name, (lacks, []))[1].append(f"{file}:{call.lineno}")
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def _calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     imported = {
         alias.asname or alias.name: alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch"
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in _walk_without(tree, values(tree)):
         if not isinstance(node, ast.Call):
             continue
         function, name = node.func, None
@@ -76,4 +79,13 @@ def _calls(tree: ast.Module) -> Iterator[tuple[str, int]]:
         elif isinstance(function, ast.Attribute) and ast.unparse(function.value).rpartition(".")[2] in _OWNERS:
             name = function.attr
         if name in _OPERATOR:
-            yield str(name), node.lineno
+            yield str(name), node
+
+
+def _walk_without(tree: ast.Module, left_out: set[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of a tree in the order of `ast.walk`, without some functions."""
+    nodes: deque[ast.AST] = deque([tree])
+    while nodes:
+        node = nodes.popleft()
+        yield node
+        nodes += [child for child in ast.iter_child_nodes(node) if child not in left_out]

@@ -61,7 +61,10 @@ def _adopt(commands: Any) -> None:
 
 def _audit(commands: Any) -> None:
     parser = commands.add_parser(
-        "audit", help="what breaks in the Functions, detach tricks and gradient hooks of other code, and what replaces them"
+        "audit",
+        help="what breaks in the Functions, detach tricks and gradient hooks of other code, and what replaces them",
+        epilog="A comment `# fullgrad: ignore` silences what is found on its line; `# fullgrad: ignore[KIND, KIND]` does so for "
+        "these kinds alone: Function, operator, detach trick, hook, in place, torch operator.",
     )
     parser.add_argument("targets", nargs="+", metavar="PACKAGE_OR_FILE", help="installed packages, folders or files")
     add_json(parser, "a list of findings")

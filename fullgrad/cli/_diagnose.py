@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fullgrad._dispatch import pytree
 from fullgrad.cli._arguments import refuse_file
 from fullgrad.cli._errors import UsageError, did_you_mean
-from fullgrad.cli._output import write_json
+from fullgrad.cli._output import Signs, write_json
 from fullgrad.diagnosis._diagnose import diagnose, with_gradients
 from fullgrad.diagnosis._flow import copied, kept, lacks, squares
 from fullgrad.diagnosis._page import called, page
@@ -27,8 +27,9 @@ from fullgrad.nn._batches import arguments_of
 def run(options: argparse.Namespace) -> int:
     """Write the page and print a line for each finding; the exit status is 1 if there are any."""
     output = Path(options.output)
-    with torch.random.fork_rng():
+    with Signs("diagnose") as step, torch.random.fork_rng():
         torch.manual_seed(0)
+        step("the model")
         model, loss = _model(options.model), squares
         args, kwargs = with_gradients(model, *arguments_of(model, _batch(options.batch)))
         if options.loss is not None:
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
                 raise UsageError(f"{options.loss} is of type {type(loss).__name__}, and must be a function of the output.")
         _try(model, args, kwargs, loss, options)
         try:
-            found = diagnose(model, args, kwargs, loss)
+            found = diagnose(model, args, kwargs, loss, step)
         except (RuntimeError, NotImplementedError) as error:
             if not lacks(error):
                 raise

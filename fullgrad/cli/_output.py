@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import json
 import math
 import signal
@@ -16,6 +17,8 @@ from fullgrad.cli._errors import UsageError, extra
 
 # The exit status of a command that Ctrl-C ended, as that of a shell.
 INTERRUPTED = 130
+# The seconds until a terminal shows what a long work does, and those between two lines without rich.
+_QUIET, _BETWEEN = 2.0, 10.0
 # The width of tables that are not shown in a terminal.
 _WIDTH = 160
 
@@ -63,6 +66,46 @@ def console(wrap: bool = True) -> Any:
     """A console of rich; without ``wrap`` no line is broken where the output is not shown in a terminal."""
     width = None if sys.stdout.isatty() else _WIDTH if wrap else 1_000_000
     return extra("rich.console", "cli").Console(width=width)
+
+
+class Signs:
+    """A context of work without a known length; called with words about what is done now.
+
+    In a terminal, the standard error shows the words from two seconds on: in one line that changes if rich is installed, or
+    else in a line every ten seconds.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title, self.words = title, ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True) if sys.stderr.isatty() else None
+
+    def __call__(self, *words: str) -> None:
+        self.words = ": ".join(words)
+
+    def __enter__(self) -> "Signs":
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _show(self) -> None:
+        if self._ended.wait(_QUIET):
+            return
+        try:
+            console = importlib.import_module("rich.console").Console(stderr=True)
+        except ImportError:
+            while not self._ended.is_set():
+                print(f"{self.title}: {self.words}", file=sys.stderr, flush=True)
+                self._ended.wait(_BETWEEN)
+            return
+        with console.status("") as status:
+            while not self._ended.wait(0.1):
+                status.update(f"{self.title}: {self.words}".replace("[", r"\["))  # no markup
 
 
 class Stoppable:

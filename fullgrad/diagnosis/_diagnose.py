@@ -3,7 +3,7 @@
 import functools
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,25 @@ class Diagnosis:
     loss: float
 
 
-def diagnose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss = squares) -> Diagnosis:
-    """Run a model forward and backward, and its layers under each transform. The model is changed: pass a copy."""
+def diagnose(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss: Loss = squares,
+    step: Callable[..., None] = lambda *words: None,
+) -> Diagnosis:
+    """Run a model forward and backward, and its layers under each transform. The model is changed: pass a copy.
+
+    The model runs twice, forward and backward. Then one layer of each kind, the model itself among them, runs 19 times: ten for
+    the value and its differences, nine in pairs of forward and backward or tangent, of which six are of second order and take a
+    few such pairs each; and eight times more for each context that is tried, if a derivative fails that does in no inner layer.
+    A layer that is called in a loop runs with the inputs of its first call alone, but the layers around it run the whole loop.
+
+    ``step`` is called with words about what runs next.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        step("the model, forward and backward")
         recorded = flow(model, args, kwargs, loss)
         torch.manual_seed(0)
         with kept(model):
@@ -71,7 +86,11 @@ def diagnose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lo
         calls = recorded.calls if recorded.has_gradient else {}
         raising = [cut.layer for cut in recorded.cuts if cut.raises]  # All derivatives of such a layer raise.
         calls = {name: call for name, call in calls.items() if not any(_is_inside(layer, name) for layer in raising)}
-        results = {name: tested(call, _has_functions(recorded, name)) for name, call in calls.items()}
+        results: dict[str, Tested] = {}
+        for i, (name, call) in enumerate(calls.items(), 1):  # inner layers before those around them
+            known = set() if recorded.functions[name] else _known(recorded, results, name)
+            told = functools.partial(step, f"layer {i} of {len(calls)}, {name}")
+            results[name] = tested(call, _has_functions(recorded, name), known, told)
     source = _source(model)
     found = [*_of_flow(model, recorded), *_of_scales(sizes), *_of_transforms(recorded, results, source), *_of_source(source)]
     notes = [f"{name}: its derivatives were not compared: {r.why_not}" for name, r in results.items() if r.why_not]
@@ -196,12 +215,16 @@ def _has_functions(recorded: Flow, name: str) -> bool:
     return any(recorded.functions[n] for n in recorded.functions if name == "(all)" or n == name or n.startswith(f"{name}."))
 
 
-def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_InClass]") -> Iterator[Found]:
+def _known(recorded: Flow, results: dict[str, Tested], name: str) -> set[str]:
+    """The ways of differentiating that fail in a layer inside of this one."""
     kind_of = {name: first for first, names in recorded.kinds.items() for name in names}
+    inner = [n for n in kind_of if n != name and (name == "(all)" or n.startswith(f"{name}."))]
+    return {way for n in inner if kind_of[n] in results for way in results[kind_of[n]].fails}
+
+
+def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_InClass]") -> Iterator[Found]:
     for name, result in results.items():
-        inner = [n for n in kind_of if n != name and (name == "(all)" or n.startswith(f"{name}."))]
-        known = {way for n in inner if kind_of[n] in results for way in results[kind_of[n]].fails}
-        classes = recorded.functions[name]
+        known, classes = _known(recorded, results, name), recorded.functions[name]
         fails = result.fails if classes else {way: told for way, told in result.fails.items() if way not in known}
         if not fails:
             continue

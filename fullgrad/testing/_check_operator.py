@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import pytree
 from fullgrad._engine.call import Call
-from fullgrad.testing._errors import details, summary
+from fullgrad.testing._errors import details, is_of_shapes, summary
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, LEFT_OUT, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map, tolerances
@@ -217,19 +217,31 @@ def run_check(name: str, subject: Subject) -> Result:
 
 
 def _cause(error: Exception, subject: Subject) -> Exception:
-    """The error of a plain call, or of its backward, where it is the reason of another, so that one fault has one message."""
+    """The error of a plain call, of its backward or its tangent, where it is the reason of another: one fault has one message."""
     if type(error) is AssertionError and error.__cause__ is None:
         return error
-    try:
-        y = subject.op(*subject.leaves())
-    except Exception as cause:
-        return cause
-    try:
-        if y.requires_grad:
-            y.sum().backward()
-    except Exception as cause:
-        return cause if str(cause) in details(error) else error
+    for plain in (_call, _backward, _tangent):
+        try:
+            plain(subject)
+        except Exception as cause:
+            if plain is _call or str(cause) in details(error) or (is_of_shapes(cause) and is_of_shapes(error)):
+                return cause
     return error
+
+
+def _call(subject: Subject) -> Tensor:
+    return subject.op(*subject.leaves())
+
+
+def _backward(subject: Subject) -> None:
+    y = _call(subject)
+    if y.requires_grad:
+        y.sum().backward()
+
+
+def _tangent(subject: Subject) -> None:
+    if subject.has_tangent:
+        torch.func.jvp(subject.op, subject.tensors, subject.tangents())
 
 
 def reasons_of(left_out: Mapping[str, str] | None) -> dict[str, str]:

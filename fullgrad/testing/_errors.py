@@ -14,6 +14,7 @@ _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platli
 _OTHERS = tuple(str(path) for path in (_FULLGRAD, Path(torch.__file__).parent, *_INSTALLED))
 # The places that torch's compilers name in their messages.
 _PLACE = re.compile(r'File "([^"<]+)", line (\d+), in (\S+)')
+_SHAPE = re.compile(r"\b(shape|size)s?\b")
 # The characters of a message that a line shows.
 _LENGTH = 300
 
@@ -34,6 +35,16 @@ def details(error: BaseException) -> str:
     if type(error) is AssertionError and error.__cause__ is None:
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
+
+
+def is_of_shapes(error: BaseException) -> bool:
+    """Whether an error, or one that it comes from, names a shape; errors of compilers, which hide theirs, count as such."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if _SHAPE.search(str(cause)) or type(cause).__module__.startswith("torch._dynamo"):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _places(error: BaseException) -> Iterator[str]:

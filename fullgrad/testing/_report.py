@@ -9,6 +9,8 @@ from fullgrad.testing._registry import GROUPS, UPSTREAM_ISSUES
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 # The beginning of the reason of a check that its author leaves out.
 LEFT_OUT = "left out: "
+# As many names stand before the message that they have in common.
+_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ class Report(Mapping[str, Result]):
         """The line about checks that failed by the same error."""
         threads = {UPSTREAM_ISSUES.get(name) for name in names}
         thread = f" (torch's own autograd.Function fails here: {threads.pop()})" if len(threads) == 1 and all(threads) else ""
-        return f"failed {', '.join(names)}: {self[names[0]].message}{thread}"
+        first, others = (names, []) if len(names) <= _FEW else (names[:1], names[1:])
+        alike = f"\n  and by the same error {', '.join(others)}" if others else ""
+        return f"failed {', '.join(first)}: {self[names[0]].message}{thread}{alike}"
 
 
 def gap(what: str, argument: str) -> str:

@@ -608,3 +608,161 @@ def test_folders_of_builds_and_environments_are_left_out(tmp_path):
         (tmp_path / folder / "own.py").write_text(source)
     (tmp_path / "mine" / "build" / "__init__.py").write_text("")
     assert {f.file for f in audit([str(tmp_path)])} == {f"{tmp_path.as_posix()}/mine{inner}/own.py" for inner in ("", "/build")}
+
+
+COMMENTED = """
+import torch
+from torch import nn
+
+class One(torch.autograd.Function):  # fullgrad: ignore
+    @staticmethod
+    def forward(ctx, x): return x.round()
+
+class Two(torch.autograd.Function):  # fullgrad: ignore[detach trick]
+    @staticmethod
+    def forward(ctx, x): return x.round()
+
+@torch.library.custom_op("space::name", mutates_args=())
+def operator(x: torch.Tensor) -> torch.Tensor:  # fullgrad: ignore[operator]
+    return x.clone()
+
+a = x + (q - x).detach()  # why  # fullgrad:ignore[hook, Detach-trick]
+b = "# fullgrad: ignore" + x + (q - x).detach()
+c = (
+    x + (
+        q - x
+    ).detach()  # fullgrad: ignore
+)
+d = x + (q - x).detach()  # fullgrad: ignore[hook]
+h.register_hook(f)  # fullgrad: ignored
+h.register_hook(f)  # fullgrad: ignore[hook]
+def forward(w): w.data = w.round()  # fullgrad: ignore[in place]
+norm = nn.LayerNorm(3)  # fullgrad: ignore[torch operator]
+norm = nn.LayerNorm(3)
+"""
+
+
+def test_a_comment_silences_its_line(tmp_path, capsys):
+    """A comment silences all kinds, or those that it names; not those of other lines, nor by words in a string."""
+    found = audit_source(COMMENTED, "f.py")
+    assert [(f.line, f.kind) for f in found] == [(9, "Function"), (18, "detach trick"), (24, "detach trick"), (25, "hook")]
+    file = tmp_path / "f.py"
+    file.write_text(COMMENTED)
+    assert {name: len(places) for name, (_, places) in torch_operators([str(file)]).items()} == {"LayerNorm": 1}
+    file.write_text("a = x + (q - x).detach()  # fullgrad: ignore\n")
+    assert main(["audit", str(file)]) == 0
+    with pytest.raises(SystemExit):
+        main(["audit", "--help"])
+    assert "# fullgrad: ignore" in capsys.readouterr().out
+
+
+OF_VALUES = """
+import fullgrad, torch
+from fullgrad import blackbox, implicit
+from torch.nn import functional as F
+
+def hard(x): return F.layer_norm(x, (3,))
+def used(x): return F.group_norm(x, 1)  # told
+op = fullgrad.straight_through(hard, lambda x: F.layer_norm(x, (3,)))  # told
+op = fullgrad.custom_vjp(used)
+op.defvjp(lambda x: (op(x), used(x)), lambda r, g: (g * r,))
+op = fullgrad.custom_jvp(lambda x: F.layer_norm(x, (3,)))
+op.defjvp(lambda p, t: (op(p[0]), F.layer_norm(t[0], (3,))))  # told
+op = fullgrad.with_reference(
+    lambda x: F.layer_norm(x, (3,)),
+    lambda x: F.layer_norm(x, (3,)),  # told
+    backward=lambda x, y, g: F.layer_norm(g, (3,)),
+)
+
+@fullgrad.custom_vjp(nondiff_argnums=0)
+def decorated(n, x):
+    y = torch.empty_like(x)
+    y.data.copy_(F.glu(x).round())
+    return y
+
+decorated.defvjp(lambda n, x: (decorated(n, x), F.glu(x)), lambda n, r, g: (g * F.glu(r),))  # told
+
+@implicit.root(lambda z, x: torch.linalg.solve(z, x))  # told
+def solver(z, x):
+    return torch.linalg.solve(z, x)
+
+solver = implicit.root(f)(lambda z, x: torch.linalg.solve(z, x))
+y = blackbox.smoothed(lambda x: torch.linalg.det(x), torch.linalg.det(x))  # told
+argmin = torch.argmin(torch.linalg.det(x))  # told
+
+@torch.library.custom_op("space::name", mutates_args=())
+def operator(x: torch.Tensor) -> torch.Tensor:  # told
+    return F.layer_norm(x, (3,))
+
+class Own(fullgrad.Elementwise):
+    @staticmethod
+    def forward(x, w):
+        y = torch.empty_like(x)
+        with torch.no_grad():
+            y.copy_(x.round())
+            w.copy_(x.round())  # told
+        return F.layer_norm(y, (3,))
+
+    @staticmethod
+    def vjp_term(i, v, x, w):
+        return F.layer_norm(v, (3,))  # told
+
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        with torch.no_grad():
+            y.copy_(x.round())  # told
+        return F.layer_norm(y, (3,))  # told
+"""
+
+
+def test_code_of_values_loses_no_derivative(tmp_path):
+    """Torch's operators and tensors filled in place count where a derivative goes through them: in rules, and not in what has
+    rules.
+    """
+    file = tmp_path / "f.py"
+    file.write_text(OF_VALUES)
+    found = audit_source(OF_VALUES, "f.py")
+    lines = {f.line for f in found} | {
+        int(place.rpartition(":")[2]) for _, places in torch_operators([str(file)]).values() for place in places
+    }
+    assert sorted(lines) == [i + 1 for i, line in enumerate(OF_VALUES.splitlines()) if "# told" in line]
+    assert [f.breaks for f in found if f.kind == "in place"] == [("in-place input",), ("jvp (silently 0)", "in-place input")]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("place", ["f", "fwd", "bwd", "hard", "soft", "kernel", "reference", "backward", "jvp", "solver"])
+def test_derivatives_go_through_rules_and_not_through_values(place):
+    """Torch's layer norm, whose forward mode is wrong when differentiated again, makes a derivative wrong in the code of rules
+    alone, which is why the audit reads these and not the code of values.
+    """
+    norm = lambda x: torch.nn.functional.layer_norm(x, (3,))  # noqa: E731
+    at = lambda name: norm if name == place else torch.sin  # noqa: E731
+    if place in ("f", "fwd", "bwd"):
+        f = fullgrad.custom_vjp(at("f"))
+        f.defvjp(lambda x: (at("f")(x), at("fwd")(x)), lambda r, g: (g * at("bwd")(r),))
+    elif place in ("hard", "soft"):
+        f = fullgrad.straight_through(at("hard"), at("soft"))
+    elif place == "solver":
+        solve = fullgrad.implicit.root(lambda z, x: z - x.sin(), tol=None)(lambda z, x: at("solver")(x))
+        f = lambda x: solve(torch.zeros_like(x), x)  # noqa: E731
+    else:
+        kernels = {"backward": lambda x, y, g: (g[0] * at("backward")(x[0]),), "jvp": lambda x, y, t: t[0] * at("jvp")(x[0])}
+        given = {place: kernels[place]} if place in kernels else {}
+        f = fullgrad.with_reference(at("kernel"), at("reference"), **given)
+    torch.manual_seed(0)
+    x, u, v, w = torch.randn(4, 2, 3, dtype=torch.float64)
+
+    def derivatives(f):
+        """The second and the third derivative of a sum, by reverse over forward mode, and over reverse mode in that."""
+        first = torch.func.grad(lambda x: (w * f(x)).sum())
+        functions = (
+            lambda x: (u * torch.func.jvp(f, (x,), (v,))[1]).sum(),
+            lambda x: (u * torch.func.jvp(first, (x,), (v,))[1]).sum(),
+        )
+        return torch.stack([torch.func.grad(function)(x) for function in functions])
+
+    plain = derivatives(f)
+    with fullgrad.completing():
+        right = derivatives(f)
+    assert torch.allclose(plain, right) is (place not in ("fwd", "bwd", "soft", "reference"))

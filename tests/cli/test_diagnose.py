@@ -1,9 +1,11 @@
 """``python -m fullgrad diagnose``: what it finds in a model, that the lines it writes mend it, and what its page shows."""
 
 import html.parser
+import io
 import json
 import operator
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 
 import fullgrad
-from fullgrad.cli import main
+from fullgrad.cli import _output, main
 from fullgrad.diagnosis import _diagnose, _flow, _mend, _page, _transforms
 
 # Each model is in a file of its own: a line that is mended is exchanged there.
@@ -380,7 +382,88 @@ def test_a_wrong_derivative_is_found_along_any_direction():
     for seed in range(60):
         torch.manual_seed(seed)
         call = _flow.Call("a", nn.LayerNorm(8), (torch.randn(4, 5, 8),), {})
-        assert _transforms.tested(call, False).fails.keys() == wrong, seed
+        assert _transforms.tested(call, False, (), lambda *words: None).fails.keys() == wrong, seed
+
+
+class Recurrent(nn.Module):
+    """A cell in a loop, whose layer norm and detached gate fail in some ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh())
+        self.other = nn.Linear(4, 2)
+        self.calls = 0
+
+    def forward(self, x):
+        """Six steps."""
+        self.calls += 1
+        for _ in range(6):
+            x = x + self.cell(x)
+        with torch.no_grad():
+            gate = torch.sigmoid(x)
+        return self.other(x * gate)
+
+
+@pytest.mark.parametrize("model", [Recurrent, lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)])
+def test_what_fails_in_a_layer_is_not_tried_around_it(model, monkeypatch):
+    """The findings are those of all ways in all layers; contexts are tried where a way fails that does in no inner layer."""
+    torch.manual_seed(0)
+    model, x, steps = model(), torch.randn(2, 3, 4), []
+    found = _diagnose.diagnose(model, (x,), {}, step=lambda *words: steps.append(words)).findings
+    tested = _diagnose.tested
+    with monkeypatch.context() as patch:
+        patch.setattr(_diagnose, "tested", lambda call, has, known, step: tested(call, has, (), lambda *words: None))
+        assert _diagnose.diagnose(model, (x,), {}).findings == found
+    failing = {way for f in found if f.layer != "(all)" for way in f.fails}
+    around = [words[1:] for words in steps if words[0].endswith(", (all)")]
+    assert failing
+    assert around
+    own = {way for f in found if f.layer == "(all)" for way in f.fails}
+    assert bool([words for words in around if len(words) > 1]) is bool(own)
+    assert not failing & {words[0] for words in around if len(words) == 1}
+
+
+def test_how_often_a_layer_runs():
+    """As often as the docstring of `diagnose` says: for the model 2 times, for its derivatives 19."""
+
+    class Smooth(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            Smooth.calls += 1
+            return x.sin()
+
+    _diagnose.diagnose(Smooth(), (torch.randn(3, 4, requires_grad=True),), {})
+    assert Smooth.calls == 2 + 19
+
+
+class Terminal(io.StringIO):
+    """A standard error that is shown."""
+
+    def isatty(self):
+        """As of a terminal."""
+        return True
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_long_work_shows_what_it_does(has_rich, is_terminal, monkeypatch):
+    """In a terminal alone, and after some seconds alone; without rich in lines of their own."""
+    shown = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(_output, "_QUIET", 0.05)
+    monkeypatch.setenv("TERM", "xterm")
+    if not has_rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    with _output.Signs("work") as step:
+        step("layer [1]", "first")
+        time.sleep(0.6)
+        assert ("work: layer [1]: first" in shown.getvalue()) is is_terminal
+    monkeypatch.setattr(_output, "_QUIET", 60.0)
+    before = shown.getvalue()
+    with _output.Signs("work") as step:
+        step("short")
+    assert shown.getvalue() == before
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 
 import pytest
 import torch
@@ -256,6 +257,86 @@ def test_one_fault_has_one_message(operator):
     assert len(report.failures) > 15
     (line,) = report.explanations()
     assert "missing 1 required positional argument" in line
+
+
+class WrongGradient(Cube):
+    """The gradient has a dimension less than the input."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        return Cube.vjp(ctx, g).sum(-1)
+
+
+class WrongTangent(Cube):
+    """The tangent has a dimension less than the output."""
+
+    @staticmethod
+    def jvp(ctx, t):
+        return Cube.jvp(ctx, t).sum(-1)
+
+
+class WrongTerm(fullgrad.Elementwise):
+    """A partial derivative, and with it gradients and tangents, have a dimension less."""
+
+    reads = {0: (0,)}
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return (v * 3 * x**2).sum(-1)
+
+
+def wrong_bwd(x, g):
+    """A gradient with a dimension less."""
+    return ((3 * x**2 * g).sum(-1),)
+
+
+wrong_rule = fullgrad.custom_vjp(cube)
+wrong_rule.defvjp(lambda x: (x**3, x), wrong_bwd)
+wrong_kernel = fullgrad.with_reference(cube, cube, backward=lambda inputs, outputs, grads: wrong_bwd(inputs[0], grads[0]))
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    "operator",
+    [WrongGradient.apply, WrongTangent.apply, WrongTerm.apply, wrong_rule, wrong_kernel],
+    ids=["vjp", "jvp", "vjp_term", "custom_vjp", "with_reference"],
+)
+def test_a_wrong_shape_has_one_message(operator):
+    """A gradient or a tangent of another shape is the reason of every failure: of batches, whose shapes are others, and of
+    compiled code, whose errors hide it. The message stands before the names of most checks.
+    """
+    report = check_operator(operator, X, raise_exception=False)
+    assert len(report.failures) > 15
+    (line,) = report.explanations()
+    first, others = line.splitlines()
+    assert re.match(r"failed (backward|dual_numbers): .*\b(shape|size)\b", first)
+    assert {"func_hessian", "grad_of_jvp", "make_fx_of_transforms"} <= {*others.replace(",", "").split()}
+
+
+def test_a_wrong_shape_hides_no_other_fault():
+    """What a class lacks, and a value that is wrong, are told besides."""
+
+    class Lacks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3 * 1.001
+
+        @staticmethod
+        def backward(ctx, g):
+            return wrong_bwd(*ctx.saved_tensors, g)[0]
+
+    checks = ["backward", "create_graph", "func_grad", "vmap_equals_loop", "value_is_exact"]
+    lines = check_operator(Lacks.apply, X, value=cube, checks=checks, raise_exception=False).explanations()
+    assert [line.split(":")[0] for line in lines] == [
+        "failed backward, func_grad",
+        "failed create_graph, vmap_equals_loop",
+        "failed value_is_exact",
+    ]
 
 
 def in_float32(x):

@@ -194,8 +194,9 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class WeightQuantizer(nn.Module):
-    """`fake_quantize` with a scale of its own, and maybe a zero point: parameters that learn or are frozen. Gradients of those that
-    learn are divided by the root of N h, for N numbers that share a scale and the largest code h, as in LSQ: they are sums.
+    """`fake_quantize` with a scale of its own, and maybe a zero point: parameters that learn or are frozen. Gradients of
+    those that learn are sums: they are divided by the root of N h, for N numbers that share a scale and the largest code h, as in
+    LSQ.
     """
 
     scale: Tensor
@@ -254,7 +255,7 @@ class WeightQuantizer(nn.Module):
 
 
 class InputQuantizer(WeightQuantizer):
-    """The quantizer of a layer's input, which has one scale; N is the size of one token or sample, as batches differ in theirs."""
+    """The quantizer of a layer's input, which has one scale; N is the size of a token or sample, as batches differ in theirs."""
 
     dims = 1  # of a token, or of the channels and places of a sample
 

@@ -138,7 +138,8 @@ def positive_elements(name: str, argument: str, value: Tensor) -> None:
     if can_look(value) and value.numel():
         least = (value if value.ndim == 0 else value.detach().amin()).item()
         if least <= 0:
-            raise ValueError(f"{name}: `{argument}` must be positive, got {least}{_among(value)}.")
+            way_out = f"; a step may have led there, write lower_bound({argument}, least)" if value.requires_grad else ""
+            raise ValueError(f"{name}: `{argument}` must be positive, got {least}{_among(value)}{way_out}.")
 
 
 def no_negative_elements(name: str, argument: str, value: Tensor, hint: str = "") -> None:

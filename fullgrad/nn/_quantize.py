@@ -472,8 +472,8 @@ def _of_state(what: str, kind: type[WeightQuantizer], bits: Any, prefix: str, ho
     assert how.state is not None
     for key in keys:
         if key not in how.state:
-            way_out = "; write `asymmetric` as for that model" if key.endswith("zero_point") else ""
-            raise ValueError(f"quantize_: `state` must be that of a model that was quantized likewise, it lacks {key!r}{way_out}.")
+            told = f"it lacks {key!r}" + "; write `asymmetric` as for that model" * key.endswith("zero_point")
+            raise ValueError(f"quantize_: `state` must be that of a model that was quantized likewise, {told}.")
     scale, *zero_point = [how.state[key].detach().clone() for key in keys]
     return kind(scale, *quant_range(bits), how.learn, *zero_point)
 

@@ -211,3 +211,23 @@ def test_the_first_of_equal_elements_are_among_the_largest(dtype):
         expected = torch.zeros_like(x).scatter(-1, order[:, :k], 1.0)
         for (y,) in of_ranks(lambda x, k=k: [fullgrad.topk_mask_st(x, k)], x, (Shard(1),), (3,)):
             assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("mode", ["smooth", "laplace", "c0", "c1", "c2"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_of_any_size_have_the_sum(dtype, mode):
+    """As in one process: elements many softnesses apart, from large numbers to small ones, with ties, and for each row a k."""
+    exponents = torch.linspace(-30, 30, 13).double()
+    x = torch.stack([(10**e) * torch.tensor([3.0, 1.0, 2.0, -1.0, 0.0, 5.0, 2.0]).double() for e in exponents])
+    x = torch.cat((x, x.flatten()[: 7 * 13 : 7].sin()[:, None] * 10 ** exponents.flip(0)[:, None] * x.sign())).to(dtype)
+    k = torch.linspace(0.4, 6.6, len(x)).to(dtype)[:, None]
+    for some in (1.4, 3, 6, k, k.round()):
+        expected = soft.proj_capped_simplex(x, some, mode=mode)
+
+        def split(x, k=some):
+            k = laid_out(k, x.device_mesh, (Replicate(),)) if isinstance(k, torch.Tensor) else k
+            return [soft.proj_capped_simplex(x, k, mode=mode)]
+
+        assert_close(expected.sum(-1, keepdim=True), torch.zeros_like(expected[:, :1]) + some, rtol=1e-5, atol=0)
+        for (y,) in of_ranks(split, x, (Shard(1),), (3,)):
+            assert_close(y, expected, rtol=0, atol=1e-5)

@@ -1,6 +1,7 @@
 """Every faster version next to its formula."""
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -69,9 +70,15 @@ def both():
             entry.restore()
 
 
-def run(case, elements, row, dtype):
+def with_ties(v):
+    """A tensor some of whose elements are equal, near to each other and far apart: nothing else is new, so any range is kept."""
+    return v[..., torch.arange(v.shape[-1]).square() % v.shape[-1]] if isinstance(v, torch.Tensor) and v.ndim else v
+
+
+def run(case, elements, row, dtype, ties=False):
     """Value and gradient of a case."""
     inputs = enlarged(case, elements, row, dtype, "cpu")
+    inputs = [with_ties(v) for v in inputs] if ties else inputs
     torch.manual_seed(0)
     leaves = [v.clone().requires_grad_() for v in tensors(inputs)]
     with torch.no_grad():
@@ -89,10 +96,37 @@ def test_every_entry_computes_its_formula(case, dtype, monkeypatch):
     ones, too.
     """
     with both():
-        for elements, row in SIZES:
-            run(case, elements, row, dtype)
+        for (elements, row), ties in itertools.product(SIZES, (False, True)):
+            run(case, elements, row, dtype, ties)
         monkeypatch.setattr("fullgrad._core.pieces.PIECE", 16)
         run(case, *SIZES[1], dtype)
+
+
+ORDERS = {
+    **{name: {"dim": -1} for name in ("argmax", "argmin", "max", "min", "argmedian", "median", "rank")},
+    **{name: {} for name in ("argsort", "sort")},
+    "quantile": {"q": 0.3, "dim": -1},
+    "topk": {"k": 3},
+    "sort descending": {"descending": True},
+    "rank ascending": {"dim": -1, "descending": False},
+}
+
+
+@pytest.mark.skipif(not ENABLED, reason="no entry runs")
+@pytest.mark.parametrize("mode", ["smooth", "c0", "c1", "c2"])
+@pytest.mark.parametrize("key", ORDERS)
+def test_order_statistics_of_ties_are_those_of_their_formulas(key, mode):
+    """Their ranks and derivatives, also where the softness is so small that elements in the middle have no weight."""
+    x = torch.randn(60, 16, generator=torch.Generator().manual_seed(0)).clamp(min=0).mul(2).round() / 2
+    name = key.split()[0]
+    with both():
+        for dtype, method, softness in itertools.product(DTYPES, ("softsort", "neuralsort"), (0.4, 0.1)):
+            for f in (getattr(fullgrad.soft, name), getattr(fullgrad, f"{name}_st")):
+                leaf = x.to(dtype).requires_grad_()
+                y = f(leaf, softness=softness, mode=mode, method=method, **ORDERS[key])
+                y = y if isinstance(y, torch.Tensor) else y[0]
+                if y.requires_grad:
+                    torch.autograd.grad(y, leaf, torch.arange(y.numel()).sin().to(y.dtype).reshape(y.shape))
 
 
 @torch.no_grad()

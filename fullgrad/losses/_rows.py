@@ -12,7 +12,7 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._core.shards import rows_code
 from fullgrad._dispatch import at_least, has_shape, holds, perhaps, surely
 from fullgrad.soft._relaxation import Softness, checked_floating
-from fullgrad.soft.order._numbers import row_origin
+from fullgrad.soft.order._numbers import row_origin, row_sigmoid
 from fullgrad.soft.order._operators.rank import rank_operator
 from fullgrad.soft.order.methods import METHODS
 from fullgrad.soft.simplex._losses import REDUCTIONS
@@ -168,7 +168,7 @@ def standardized(rows: Rows) -> Tensor:
     r = torch.where(left_out, 0, r - r.sum(-1, keepdim=True) / count)
     variance = (r * r).sum(-1, keepdim=True) / count
     deviation = rows.constant_of_two(torch.where(variance == 0, _OF_CONSTANT, variance).sqrt())
-    return torch.where(left_out, (rows.x > 0).to(r.dtype), torch.sigmoid(r / deviation))
+    return torch.where(left_out, (rows.x > 0).to(r.dtype), row_sigmoid(r / deviation))
 
 
 def _unit(x: Tensor) -> Tensor:

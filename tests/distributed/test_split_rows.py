@@ -79,6 +79,36 @@ def test_value_and_derivatives_are_those_of_one_process(name, split):
             assert_close(a, b.detach(), rtol=1e-9, atol=1e-9)
 
 
+# Functions of a tensor and a dimension along which plain code reduces, too.
+EMPTY = {
+    "sparsemax": soft.sparsemax,
+    **{f"entmax {a:.2}": lambda x, dim, a=a: soft.entmax(x, a, dim) for a in (1.2, 4 / 3, 1.5, 2.5)},
+    "normmax": lambda x, dim: soft.normmax(x, 2.0, dim),
+    **{f"proj_simplex {m}": lambda x, dim, m=m: soft.proj_simplex(x, dim, 0.5, m) for m in ("smooth", "c0", "c1")},
+    "proj_capped_simplex": lambda x, dim: soft.proj_capped_simplex(x, 1.5, dim),
+    "topk_mask_st": lambda x, dim: fullgrad.topk_mask_st(x, 2, dim),
+    **{f"proj_ball {p}": lambda x, dim, p=p: soft.proj_ball(x, 0.4, p, dim) for p in (1, 2, float("inf"))},
+    "subset_marginals": lambda x, dim: soft.subset_marginals(x, 2, dim),
+    **{n: lambda x, dim, n=n: getattr(soft, n)(x, dim, method="softsort").values for n in ("max", "min")},
+    "argmax": lambda x, dim: soft.argmax(x, dim),
+    "rank": lambda x, dim: soft.rank(x, dim, method="softsort"),
+    "sort": lambda x, dim: soft.sort(x, dim, method="fast_soft_sort").values,
+    "sort_st": lambda x, dim: fullgrad.sort_st(x, dim, method="softsort", return_indices=False).values,
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_rank_without_an_element_takes_part(name):
+    """Rows that are shorter than the ranks, along any dimension: the last rank has nothing to reduce."""
+    f, x = EMPTY[name], torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for dim in (1, 0):
+        rows = x if dim else x.T.contiguous()
+        expected = value_and_gradients(lambda x, dim=dim: f(x, dim), rows.clone().requires_grad_())
+        for found in of_ranks(lambda x, dim=dim: value_and_gradients(lambda x: f(x, dim), x), rows, (Shard(dim),), (4,)):
+            for a, b in zip(found, expected, strict=True):
+                assert_close(a, b.detach(), rtol=1e-9, atol=1e-9)
+
+
 # How many numbers of a row are in an exchange: sums and slopes at up to 8 thresholds, or at 16, or more where ranks search.
 SIZES = {"entmax 2.5": 34, "proj_capped_simplex": 64, "proj_capped_simplex c1, not whole": 64, "topk_mask_st": 256}
 
@@ -181,3 +211,23 @@ def test_the_first_of_equal_elements_are_among_the_largest(dtype):
         expected = torch.zeros_like(x).scatter(-1, order[:, :k], 1.0)
         for (y,) in of_ranks(lambda x, k=k: [fullgrad.topk_mask_st(x, k)], x, (Shard(1),), (3,)):
             assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("mode", ["smooth", "laplace", "c0", "c1", "c2"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_of_any_size_have_the_sum(dtype, mode):
+    """As in one process: elements many softnesses apart, from large numbers to small ones, with ties, and for each row a k."""
+    exponents = torch.linspace(-30, 30, 13).double()
+    x = torch.stack([(10**e) * torch.tensor([3.0, 1.0, 2.0, -1.0, 0.0, 5.0, 2.0]).double() for e in exponents])
+    x = torch.cat((x, x.flatten()[: 7 * 13 : 7].sin()[:, None] * 10 ** exponents.flip(0)[:, None] * x.sign())).to(dtype)
+    k = torch.linspace(0.4, 6.6, len(x)).to(dtype)[:, None]
+    for some in (1.4, 3, 6, k, k.round()):
+        expected = soft.proj_capped_simplex(x, some, mode=mode)
+
+        def split(x, k=some):
+            k = laid_out(k, x.device_mesh, (Replicate(),)) if isinstance(k, torch.Tensor) else k
+            return [soft.proj_capped_simplex(x, k, mode=mode)]
+
+        assert_close(expected.sum(-1, keepdim=True), torch.zeros_like(expected[:, :1]) + some, rtol=1e-5, atol=0)
+        for (y,) in of_ranks(split, x, (Shard(1),), (3,)):
+            assert_close(y, expected, rtol=0, atol=1e-5)

@@ -23,6 +23,7 @@ from fullgrad._core.opmath import cast
 from fullgrad._fast.small_rows.rows import SmallRows, looks_at_numbers, rows_of, to_input
 from fullgrad._fast.small_rows.scores import sum_of_places
 from fullgrad.soft.order._numbers import POWERS, power
+from fullgrad.soft.order._operators.rank import hard_rank
 from fullgrad.soft.order.methods._method import has_mass
 from fullgrad.soft.order.projections.simplex import power_slopes, simplex_excess
 
@@ -130,8 +131,9 @@ class Weights:
 class Ranks:
     r"""The ranks :math:`R_j = \sum_i r_i P_{ij} / \sum_i P_{ij}` of all elements."""
 
-    def __init__(self, rows: SmallRows, scores: Any, dim: int, numbers: Tensor) -> None:
-        self.rows, self.scores, self.dim, self.numbers = rows, scores, dim, numbers
+    def __init__(self, rows: SmallRows, scores: Any, dim: int, descending: bool) -> None:
+        self.rows, self.scores, self.dim, n = rows, scores, dim, rows.n
+        self.numbers = numbers = rows.arange(n, -1, n) if descending else rows.arange(1, 1, n)
         p, self.kept = _project(scores.scores(), rows.options[0])
         self.mass = p.sum(-2)
         self.ranks, self.lacks = sum_of_places(numbers, p), None
@@ -139,8 +141,7 @@ class Ranks:
         if not looks_at_numbers(rows.x) or lacks.any():  # they have their hard rank
             self.lacks = lacks
             self.mass = torch.where(self.lacks, 1, self.mass)
-            hard = numbers[rows.z.argsort(dim=-1, stable=True).argsort(-1)]
-            self.ranks = torch.where(self.lacks, hard, self.ranks)
+            self.ranks = torch.where(self.lacks, hard_rank(rows.x, -1, descending), self.ranks)
         self.ranks = self.ranks / self.mass
 
     def outputs(self) -> Tensor:

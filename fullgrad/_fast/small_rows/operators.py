@@ -47,9 +47,7 @@ def quantile(rows: SmallRows, q: tuple[float, ...], dim: int, interpolation: str
 
 def rank(rows: SmallRows, dim: int, descending: bool) -> Any:
     """`Rank` by neuralsort."""
-    n = rows.n
-    c = rows.arange(1 - n, 2, n)
-    return Ranks(rows, NeuralScores(rows, c), dim, rows.arange(n, -1, n) if descending else rows.arange(1, 1, n))
+    return Ranks(rows, NeuralScores(rows, rows.arange(1 - rows.n, 2, rows.n)), dim, descending)
 
 
 @functools.lru_cache(1024)

@@ -118,8 +118,13 @@ def small_rows(x: Tensor, softness: Any, dim: int, options: Any, places: int) ->
         plain = torch.min(rstd).item() > 0 or (x.isnan().any(-1, keepdim=True) | (rstd > 0)).all()
         # Rounding the mean costs a deviation this many times its own rounding.
         if plain and not (mean * rstd).abs_().max().item() > FAR:
-            return SmallRows(x, h.sigmoid_(), mean, rstd, softness, options, dtype)
+            return SmallRows(x, _sigmoid_(h), mean, rstd, softness, options, dtype)
     return MaskedRows(x, softness, options, dtype)
+
+
+def _sigmoid_(h: Tensor) -> Tensor:
+    """`row_sigmoid` in place, on the CPU."""
+    return h.neg_().exp_().add_(1).reciprocal_()
 
 
 def looks_at_numbers(x: Tensor) -> bool:

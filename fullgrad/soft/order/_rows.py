@@ -9,7 +9,7 @@ from fullgrad._core.opmath import to_opmath
 from fullgrad._dispatch import at_least, finite_extremes, row_sum, row_totals
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft._relaxation import Softness, divisor
-from fullgrad.soft.order._numbers import origin_between, row_origin, weighted
+from fullgrad.soft.order._numbers import origin_between, row_origin, row_sigmoid, weighted
 from fullgrad.soft.order.projections.simplex import log_softmax, project
 
 # The variance that is added to the variance of a row.
@@ -141,5 +141,5 @@ def standardized(x: Tensor) -> Standardized:
     r = torch.where(infinite, 0, r - mean)
     deviation = (row_sum(r * r) / count + EPSILON / unit / unit).sqrt()
     h = r / deviation
-    z = torch.where(infinite, (x > 0).to(x.dtype), torch.sigmoid(h))
+    z = torch.where(infinite, (x > 0).to(x.dtype), row_sigmoid(h))
     return Standardized(z, mean, deviation, h, infinite, count, origin, unit)

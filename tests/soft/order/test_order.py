@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+import itertools
 import json
 import math
 import re
@@ -15,6 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fullgrad
 from fullgrad import soft
+from fullgrad._fast.small_rows import rows as small_rows
+from fullgrad.losses import _rows as loss_rows
+from fullgrad.soft.order import _rows as order_rows
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.methods import LAPLACE_METHODS, PERMUTATION_METHODS, RANK_METHODS, SORT_METHODS, WEIGHTED_SUM_METHODS
 from fullgrad.testing._subject import close, equal
@@ -568,6 +572,52 @@ def test_gradient_at_ties(method):
     assert g.isfinite().all()
     if method == "neuralsort":
         close(g[[0, 1]], g[[2, 4]])
+
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def with_tied_ends(n, dtype, seed=0):
+    """A row whose first, middle and last elements are equal: kernels compute what fills no vector in another way."""
+    x = numbers(n, seed=seed).to(dtype)
+    x[n // 2] = x[-1] = x[0].item()
+    return x
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_elements_are_compared_as_equal_numbers(dtype, strided):
+    """Wherever they stand in a row of any length: standardized elements are ties where the elements are."""
+    for n, seed in itertools.product(range(2, 71), range(8)):
+        x = with_tied_ends(n, dtype, seed).to(torch.promote_types(dtype, torch.float32))
+        x = torch.stack((x, 2 * x), -1)[:, 0] if strided else x
+        found = [order_rows.standardized(x).z, loss_rows.standardized(loss_rows.Rows(x, x, None, None))]
+        rows = small_rows.small_rows(x, 0.1, -1, ("smooth", "softsort", True, True, "ranks", False), n)
+        for z in (*found, rows.z):
+            assert z[0] == z[-1] == z[n // 2], n
+            torch.testing.assert_close(z, torch.sigmoid(z.logit()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("name", ["sort", "rank"])
+def test_ties_anywhere_in_a_row_of_any_length_have_the_gradient_of_the_matrix(name, dtype):
+    """The slope of the distance of equal elements is 0, in both directions."""
+
+    def by_matrix(x):
+        z = torch.sigmoid((x - x.mean()) / (x.var(correction=0) + 1e-6).sqrt())
+        order = torch.sort(x.detach(), stable=True).indices
+        same = x.detach()[:, None] == x.detach()[order]
+        weights = torch.softmax(torch.where(same, 0, (z[:, None] - z[order]).abs()) / -0.1, -1 if name == "rank" else 0)
+        return weights @ torch.arange(1.0, len(x) + 1, dtype=x.dtype) if name == "rank" else x @ weights
+
+    def by_operator(x):
+        return call(name, "softsort", x, descending=False, softness=0.1)
+
+    within = 1e-4 if dtype == torch.float32 else 1e-11
+    for n, seed in itertools.product(range(2, 71), range(4)):
+        x, g = with_tied_ends(n, dtype, seed), torch.linspace(-1, 2, n, dtype=dtype).sin()
+        found, wanted = vjp(by_operator, x)[1](g)[0], vjp(by_matrix, x.double())[1](g.double())[0]
+        torch.testing.assert_close(found, wanted.to(dtype), rtol=0, atol=within * wanted.abs().max().item())
 
 
 # --- the defects of others --------------------------------------------------------------------------------------------

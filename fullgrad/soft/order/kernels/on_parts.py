@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import finite_extremes, of_ranks, ranks_before, row_totals
+from fullgrad._dispatch import finite_extremes, of_ranks, ranks_before, row_length, row_totals
 from fullgrad.soft import _curves as curves
 
 # The sums of this rank at a threshold of each row, and minus their slopes.
@@ -89,30 +89,63 @@ def near_threshold(x: Tensor, k: Tensor, softness: Tensor | float, n: int, mode:
         above = (sums_at(thetas, sums)[0] > k).sum(-1, keepdim=True)
         low = torch.where(above > 0, thetas.gather(-1, (above - 1).clamp(min=0)), low)
         high = torch.where(above < _COARSE, thetas.gather(-1, above.clamp(max=_COARSE - 1)), high)
-    return low + (high - low) / 2
+    wide = high - low > 8 * softness
+    near = low + (high - low) / 2
+    # Elements that are many softnesses apart: as in one process, the one that is chosen in part, or the middle of the gap.
+    return torch.where(wide, pivot_on_parts(x, k), near) if bool(wide.any()) else near
+
+
+def pivot_on_parts(x: Tensor, k: Tensor) -> Tensor:
+    """The middle between the k-th largest element of each row and the next for a whole k, else the element that is chosen in
+    part.
+    """
+    shape = torch.broadcast_shapes(x.shape[:-1], k.shape[:-1])
+    (key, integer), whole = _keys(x.expand(*shape, x.shape[-1])), k.nan_to_num(0).floor().long().expand(*shape, 1)
+    places = torch.cat((whole, whole + 1), -1).clamp(1, row_length(x))
+    found = _largest_keys(key, places, integer)
+    bits = torch.where(found < 0, found ^ torch.iinfo(integer).max, found).to(integer)
+    first, second = bits.view(x.dtype).split(1, -1)
+    return middle_of_gap(first, second, k)
+
+
+def middle_of_gap(first: Tensor, second: Tensor, k: Tensor) -> Tensor:
+    """The middle between two neighbors for a whole k, else the second."""
+    second = torch.where(second == -torch.inf, first, second)
+    return torch.where(k == k.floor(), first / 2 + second / 2, second)
 
 
 def largest_on_parts(x: Tensor, k: int) -> Tensor:
-    """Whether each element of this rank's part is among the k largest of its row; of equal ones the first are. NaN is largest.
-
-    The k-th largest is found byte by byte, from how many numbers are as large as each of 256.
-    """
+    """Whether each element of this rank's part is among the k largest of its row; of equal ones the first are. NaN is largest."""
     if k == 0:
         return torch.zeros_like(x, dtype=torch.bool)
-    x = x if x.dtype == torch.float64 else x.float()
-    integer = torch.int64 if x.dtype == torch.float64 else torch.int32
-    bits = (x + 0.0).view(integer)  # one zero
-    key = torch.where(bits < 0, bits ^ torch.iinfo(integer).max, bits).long()
-    key = torch.where(x.isnan(), torch.iinfo(integer).max, key).contiguous()
-    ascending, n = key.sort(-1).values, key.shape[-1]
-    width = torch.iinfo(integer).bits
-    found = torch.full_like(key[..., :1], torch.iinfo(integer).min)
-    for shift in range(width - 8, -1, -8):
-        tried = found + (torch.arange(256, device=x.device) << shift)
-        (counts,) = row_totals((n - torch.searchsorted(ascending, tried)).double())
-        found = tried.gather(-1, (counts >= k).sum(-1, keepdim=True) - 1)
+    key, integer = _keys(x)
+    found = _largest_keys(key, torch.full_like(key[..., :1], k), integer)
     tied = key == found
     counts = [m.sum(-1, keepdim=True).double() for m in (key > found, tied)]
     of_all = of_ranks(torch.stack(counts))
     left = k - of_all[:, 0].sum(0) - of_all[: ranks_before(), 1].sum(0)
     return (key > found) | (tied & (tied.cumsum(-1) <= left))
+
+
+def _keys(x: Tensor) -> tuple[Tensor, torch.dtype]:
+    """Integers in the order of floating numbers, with one zero, and NaN the largest; and the dtype that they fit in."""
+    x = x if x.dtype == torch.float64 else x.float()
+    integer = torch.int64 if x.dtype == torch.float64 else torch.int32
+    largest, bits = torch.iinfo(integer).max, (x + 0.0).view(integer)
+    key = torch.where(x.isnan(), largest, torch.where(bits < 0, bits ^ largest, bits))
+    return key.long().contiguous(), integer
+
+
+def _largest_keys(key: Tensor, k: Tensor, integer: torch.dtype) -> Tensor:
+    """The k-th largest keys of whole rows, for several k (…, m), counted from 1.
+
+    They are found byte by byte, from how many keys are as large as each of 256.
+    """
+    ascending, n, width = key.sort(-1).values, key.shape[-1], torch.iinfo(integer).bits
+    found = torch.full_like(k, torch.iinfo(integer).min)
+    for shift in range(width - 8, -1, -8):
+        tried = found.unsqueeze(-1) + (torch.arange(256, device=key.device) << shift)
+        (counts,) = row_totals((n - torch.searchsorted(ascending, tried.flatten(-2))).double())
+        at = (counts.unflatten(-1, (-1, 256)) >= k.unsqueeze(-1)).sum(-1, keepdim=True) - 1
+        found = tried.gather(-1, at).squeeze(-1)
+    return found

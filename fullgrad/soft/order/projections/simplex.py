@@ -9,6 +9,7 @@ from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
+from fullgrad._core.shards import along_parts
 from fullgrad._dispatch import of_parts, row_largest, row_sum, row_totals, rows_are_split, surely
 from fullgrad.soft._mode_names import SOFT_MODES
 from fullgrad.soft._relaxation import Softness, check
@@ -71,7 +72,11 @@ def simplex_of(x: Tensor, dim: int, softness: Softness, mode: str) -> Tensor:
 
 def less_largest(x: Tensor, dim: int) -> Tensor:
     """Rows, less their largest element: over the softness, numbers far from 0 lose digits that their differences have."""
-    return x if surely(x.shape[dim] == 0) else x - x.detach().amax(dim, keepdim=True)
+
+    def moved(x: Tensor) -> Tensor:
+        return x - row_largest(x.movedim(dim, -1)).movedim(-1, dim)
+
+    return x if surely(x.shape[dim] == 0) else along_parts("proj_simplex", moved, x, dim)
 
 
 def project(v: Tensor, mode: str) -> Tensor:

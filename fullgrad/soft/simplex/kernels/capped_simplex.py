@@ -6,7 +6,7 @@ from torch import Tensor
 from fullgrad._core.fast import replaceable
 from fullgrad._dispatch import finite_extremes, opaque, row_length, rows_are_split
 from fullgrad.soft import _curves as curves
-from fullgrad.soft.order.kernels.on_parts import Step, evenly, solve_on_parts
+from fullgrad.soft.order.kernels.on_parts import Step, evenly, middle_of_gap, solve_on_parts
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS
 
 # After this many passes, every other one halves the bracket.
@@ -138,7 +138,7 @@ def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if _FEW < whole < n:  # order does not matter
             s = v.topk(whole + 1, -1, sorted=False).values
             least = s.topk(2, -1, largest=False).values
-            return _middle(least[..., 1:], least[..., :1], k), s.amax(-1, keepdim=True)
+            return middle_of_gap(least[..., 1:], least[..., :1], k), s.amax(-1, keepdim=True)
         s = v.topk(min(whole + 1, n), -1).values
         at: Tensor = torch.full_like(s[..., :1], whole, dtype=torch.int64)
     else:
@@ -146,9 +146,4 @@ def _between(v: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         at = k.nan_to_num(0).floor().long().clamp(0, n).expand(s[..., :1].shape)
     last = s.shape[-1] - 1
     first, second = s.gather(-1, (at - 1).clamp(0, last)), s.gather(-1, at.clamp(0, last))
-    return _middle(first, second, k), s[..., :1]
-
-
-def _middle(first: Tensor, second: Tensor, k: Tensor) -> Tensor:
-    second = torch.where(second == -torch.inf, first, second)
-    return torch.where(k == k.floor(), first / 2 + second / 2, second)
+    return middle_of_gap(first, second, k), s[..., :1]

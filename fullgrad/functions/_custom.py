@@ -101,7 +101,7 @@ class Custom(Made[P, R]):
         def like(*tensors: Tensor) -> Result:
             return Result(call.run(self.like, tensors) if self.like else tensors[0])
 
-        return values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors)
+        return values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors, call.symbols())
 
     def surroundings(self, call: "CustomCall") -> Surroundings:
         """The tensors, modules and variables around the function and its rules now, and those in the objects of a call."""

@@ -247,7 +247,7 @@ class _Reference:
                 return value(*all)
 
         given = [*inputs[: self.inputs], *more]
-        values = values_by(closure, self.owner.method, again, like, [*inputs, *more]).release()
+        values = values_by(closure, self.owner.method, again, like, [*inputs, *more], self._symbols()).release()
         return declared(by_reference(of_reference), values, given) if is_differentiated(given) else values
 
     def _jvp(self, x: Sequence[Tensor], y: Sequence[Tensor], tangents: Maybe) -> list[Any]:
@@ -268,7 +268,11 @@ class _Reference:
             return Result(self._of(self.owner.like or self.owner.reference, *given))
 
         with self.closure.unchanged():
-            return values_by(self.closure, self.owner.method, functools.partial(value, self.owner.function), like, tensors)
+            run = functools.partial(value, self.owner.function)
+            return values_by(self.closure, self.owner.method, run, like, tensors, self._symbols())
+
+    def _symbols(self) -> list[Any]:
+        return [*self.call.symbols(), *(self.structure.symbols() if self.structure is not None else ())]
 
     def _of(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         return self.call.run(lambda *args: function(*args[:-1], **args[-1]), tensors)

@@ -294,5 +294,6 @@ class Solution:
                 )
             return run(owner.like or (lambda init, *_, **__: init), *given)
 
-        solution, aux = values_by(closure, owner.method, functools.partial(run, owner.function), like, self.call.tensors).whole()
+        solver, symbols = functools.partial(run, owner.function), self.call.symbols()
+        solution, aux = values_by(closure, owner.method, solver, like, self.call.tensors, symbols).whole()
         return Result(solution), aux

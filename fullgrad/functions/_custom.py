@@ -60,6 +60,9 @@ class Custom(Made[P, R]):
         """Forget what was found of rules that are replaced."""
         self.trials = Trials()
 
+    def called_below(self) -> list[Any]:
+        return [] if self.method == "map" else [self.function]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.method == "map":
             self.check_rules()

@@ -111,6 +111,9 @@ class WithReference(Made[P, R]):
     def parts(self) -> list[Any]:
         return [self.function, self.reference, self.backward, self.jvp]
 
+    def called_below(self) -> list[Any]:
+        return [] if self.method == "map" else [self.function, self.reference]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call([*args, kwargs])
         # A tracer has no numbers for a kernel, whether or not it records a derivative.

@@ -228,6 +228,9 @@ class Root(Made[P, R]):
     def parts(self) -> list[Any]:
         return [self.function, self.given]
 
+    def called_below(self) -> list[Any]:
+        return [] if self.method == "map" else [self.function]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
             raise TypeError(f"{self.label} is called with `init` first, by position.")

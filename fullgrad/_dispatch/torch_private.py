@@ -789,7 +789,9 @@ sequence_number = _optional("_C._autograd._get_sequence_nr", lambda: sys.maxsize
 
 def is_computed_since(number: int, tensor: Tensor) -> bool:
     """Whether a tensor with a gradient was computed since `sequence_number` gave a number, in this thread."""
-    return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= number
+    node = tensor.grad_fn
+    # A node that no operation made has the largest number, as that of an input where AOTAutograd traces.
+    return node is not None and number <= node._sequence_nr() < 2**64 - 1
 
 
 def innermost(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fullgrad._dispatch import ordered, pytree
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
+from fullgrad._engine.symbols import SYMBOLS, concrete
 from fullgrad._engine.watching import seen
 
 
@@ -17,7 +18,7 @@ class _Tensor:
     """The place of a tensor among the leaves of a structure."""
 
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), type, torch.dtype, torch.device)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), type, torch.dtype, torch.device, *SYMBOLS)
 
 
 class _Flat(NamedTuple):
@@ -57,6 +58,10 @@ class Call:
         """The constants that may hold tensors, as an object with attributes does: a function meets these tensors as captured."""
         leaves = [leaf for part in self.parts for leaf in part.leaves or ()]
         return [v for v in leaves if v is not _Tensor and not isinstance(v, (nn.Module, *_PLAIN))]
+
+    def symbols(self) -> list[Any]:
+        """The numbers among the constants that change from call to call of compiled code."""
+        return [leaf for part in self.parts for leaf in part.leaves or () if leaf.__class__ in SYMBOLS]
 
     def release(self) -> list[Tensor]:
         """The tensors, which the call forgets, so that autograd alone keeps them."""
@@ -99,6 +104,8 @@ class _Argument:
             if isinstance(leaf, Tensor):
                 tensors.append(leaf)
                 self.leaves[i] = _Tensor
+            elif leaf.__class__ is torch.SymBool:
+                self.leaves[i] = bool(leaf)  # of which compiled code has a graph each
             elif isinstance(leaf, nn.Module):
                 tensors += state_of(leaf).values()
                 self.modes += modes_of(leaf)
@@ -113,7 +120,7 @@ class _Argument:
         for leaf in self.leaves:
             if isinstance(leaf, nn.Module):
                 states.append((leaf, {name: next(rest) for name in state_of(leaf)}))
-            leaves.append(next(rest) if leaf is _Tensor else leaf)
+            leaves.append(next(rest) if leaf is _Tensor else concrete(leaf) if leaf.__class__ in SYMBOLS else leaf)
         return unflattened(leaves, self.spec)
 
     def flattened(self, value: Any, label: str) -> list[Any]:
@@ -139,7 +146,7 @@ class _Argument:
             if isinstance(leaf, nn.Module):
                 leaves.append({name: next(rest) for name in state_of(leaf)})
             else:
-                is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
+                is_number = isinstance(leaf, (int, float, complex, torch.SymInt, torch.SymFloat)) and not isinstance(leaf, bool)
                 leaves.append(next(rest) if leaf is _Tensor else 0.0 if is_number else None)
         return unflattened(leaves, self.spec)
 
@@ -183,6 +190,10 @@ class Result:
         self.tensors = [v for v in self.leaves if isinstance(v, Tensor)]
         self.leaves = [_Tensor if isinstance(v, Tensor) else v for v in self.leaves]
 
+    def symbols(self) -> list[Any]:
+        """The numbers in it that change from call to call of compiled code."""
+        return [leaf for leaf in self.leaves or () if leaf.__class__ in SYMBOLS]
+
     def release(self) -> list[Tensor]:
         """The tensors, which the result forgets."""
         tensors, self.tensors = self.tensors, []
@@ -197,7 +208,10 @@ class Result:
         if self.leaves is None:
             return tensors[0]
         rest = iter(tensors)
-        leaves = [next(rest) if v is _Tensor else constant[0] if constant else v for v in self.leaves]
+        leaves = [
+            next(rest) if v is _Tensor else constant[0] if constant else concrete(v) if v.__class__ in SYMBOLS else v
+            for v in self.leaves
+        ]
         return unflattened(leaves, self.spec)
 
     def flattened(self, tree: Any, label: str) -> list[Any]:

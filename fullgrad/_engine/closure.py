@@ -27,7 +27,17 @@ from fullgrad._engine.call import tensors_of
 from fullgrad._engine.changes import Surroundings, changed, exchanged, in_graph, versions_of
 from fullgrad._engine.copies import frozen, substituted
 from fullgrad._engine.differentiated import is_differentiated, is_differentiated_by_others, leaves_of
-from fullgrad._engine.held import Place, calls_compiled_code, generators_in, has_compiled_code, held, held_in, is_globals, places
+from fullgrad._engine.held import (
+    Place,
+    calls_compiled_code,
+    generators_in,
+    has_compiled_code,
+    held,
+    held_in,
+    is_globals,
+    places,
+    stand_ins_now,
+)
 from fullgrad._engine.modules import check_modes, modes_of, run_with_states, state_of
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.watching import Watch, is_watched, seen, watching
@@ -308,6 +318,9 @@ class Captured:
         self.surroundings: Surroundings | None = None
         self.is_traced = in_graph()  # in which constants are not noted
         self.refs: list[tuple[weakref.ref[Tensor], bool]] = []  # the noted tensors, and whether each needs a derivative
+        # In a graph, inputs stand in the places of what functions hold, only as long as the call is traced.
+        self.stand_ins = stand_ins_now()
+        self.originals: list[weakref.ref[Tensor] | None] = []
 
     @functools.cached_property
     def has_compiled_code(self) -> bool:
@@ -321,11 +334,17 @@ class Captured:
         positions = {id(t): i for i, t in enumerate(tensors)}
         self.states = [(m, {name: positions.get(id(t), t) for name, t in state.items()}) for m, state in self.states]
         self.refs += [(weakref.ref(t), need) for t, need in zip(new, needed, strict=True)]
+        if self.stand_ins is not None:
+            found = [self.stand_ins.original(t) for t in tensors]
+            self.originals = [t if t is None else weakref.ref(t) for t in found]
 
     def again(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
         """``function(*given)`` with values in the places of the tensors that were noted."""
         if is_dynamo_compiling():  # compiled autograd, which traces a backward and no modes
             return _again_outside[0](self, function, given, values) if values else function(*given)
+        if self.stand_ins is not None and self.stand_ins is not stand_ins_now() and is_tracing():
+            with self.stand_ins.standing():
+                return self.again(function, given, values)
         # Compiled code has no derivative of its derivative, and in forward mode none; there the code that was compiled is called.
         is_compiled = self.has_compiled_code and not _are_leaves([*given, *values])
         with self.replay.again() if self.draws_again else self.replay.none():
@@ -391,6 +410,7 @@ class Captured:
     def others(self, values: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """The noted tensors that are alive, each with the value in its place."""
         pairs = [(ref(), value) for (ref, _), value in zip(self.refs, values, strict=bool(values))]
+        pairs += [(ref() if ref is not None else None, value) for ref, value in zip(self.originals, values, strict=False)]
         return [(t, value) for t, value in pairs if t is not None]
 
     def run(self, function: Callable[..., Any], given: Sequence[Tensor], values: Sequence[Tensor]) -> Any:

@@ -4,9 +4,11 @@ There is one walk, `places`. What a function holds, and which numbers it reads, 
 """
 
 import collections
+import contextlib
 import functools
+import threading
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +64,65 @@ def held_in(functions: Iterable[Any], found: Iterable[Place]) -> tuple[list[nn.M
     """The modules and tensors among functions and what was found in their places."""
     values = {id(v): v for v in (*functions, *[value for *_, value in found]) if isinstance(v, (nn.Module, Tensor))}.values()
     return [v for v in values if isinstance(v, nn.Module)], [v for v in values if isinstance(v, Tensor)]
+
+
+def tensors_held(*functions: Any) -> list[Tensor]:
+    """The tensors that functions hold, those of modules among them, each once."""
+    return list({id(t): t for *_, t in _tensor_places(functions)}.values())
+
+
+class StandIns:
+    """Other tensors for those that functions hold: the inputs of a graph while it is traced."""
+
+    def __init__(self, functions: Sequence[Any], tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+        self.functions, self.pairs = functions, [*zip(tensors, others, strict=True)]
+
+    def original(self, tensor: Tensor) -> Tensor | None:
+        """The tensor in whose place one stands."""
+        return next((t for t, other in self.pairs if other is tensor), None)
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[None]:
+        """A context in which they are where the functions hold the tensors."""
+        new = {id(t): other for t, other in self.pairs}
+        changed = [(holder, key, t) for holder, key, t in _tensor_places(self.functions) if id(t) in new]
+        before, _now.stand_ins = _now.stand_ins, self
+        try:
+            for holder, key, t in changed:
+                _put(holder, key, new[id(t)])
+            yield
+        finally:
+            _now.stand_ins = before
+            for holder, key, t in changed:
+                _put(holder, key, t)
+
+
+class _Now(threading.local):
+    stand_ins: StandIns | None = None
+
+
+_now = _Now()
+
+
+def stand_ins_now() -> StandIns | None:
+    """Those of the graph that is traced in this thread."""
+    return _now.stand_ins
+
+
+def _tensor_places(functions: Iterable[Any]) -> list[Place]:
+    """The places of tensors, where others can stand, in functions and in modules that they hold, with all parts of these."""
+    found = [p for p in places(*functions) if isinstance(p[2], Tensor) and not isinstance(p[0], (tuple, _Attributes))]
+    modules = {id(part): part for m in held(*functions)[0] for part in m.modules()}.values()
+    spaces = [space for m in modules for space in (m._parameters, m._buffers)]
+    found += [(space, name, t) for space in spaces for name, t in space.items() if isinstance(t, Tensor)]
+    return list({(id(holder), key): (holder, key, t) for holder, key, t in found}.values())
+
+
+def _put(holder: Any, key: Any, value: Any) -> None:
+    if key is None:
+        holder.cell_contents = value
+    else:
+        holder[key] = value
 
 
 def generators_in(functions: Iterable[Any], found: Iterable[Place]) -> list[torch.Generator]:

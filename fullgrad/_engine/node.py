@@ -1,7 +1,7 @@
 """`one_node` and `run_as_node`: functions that take or hold a function of the user, as one node of compiled code."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core.records import function_for_graph, function_of
-from fullgrad._dispatch import is_exporting, is_tracing, pytree, traced_below
+from fullgrad._dispatch import is_exporting, is_tracing, mark_for_dynamo, pytree, traced_below
+from fullgrad._engine.closure import captured
+from fullgrad._engine.differentiated import is_differentiated
 from fullgrad._engine.guard import guard
+from fullgrad._engine.held import StandIns, held, tensors_held
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,12 +68,42 @@ def _for_graph(value: Any) -> Any:
     return f"{function_for_graph(value)}"  # a new string: Dynamo does not know the type of what an assumed constant returns
 
 
-def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def captured_for_graph(function: Any) -> tuple[Tensor, ...]:
+    """The tensors that an object's functions hold, as inputs of its node: to Dynamo, which reads them from the object, they are
+    tensors like others. `guard` compiles again where a function holds another tensor.
+    """
+    _note(function)
+    return tuple(function.captured)
+
+
+def refusal_of(function: Any) -> str:
+    """Why an object can be no node of compiled code, or an empty string. An error in the node Dynamo would report as another."""
+    return f"{_refusal(function)}"
+
+
+def _refusal(function: Any) -> str:
+    below = function.called_below()
+    return captured(function.label) if below and is_differentiated(held(*below)[1]) else ""
+
+
+def _note(function: Any) -> int:
+    found = tensors_held(*function.parts())
+    if [*map(id, found)] != [*map(id, function.captured)]:
+        function.captured = found
+    return len(found)
+
+
+for _constant in (_refusal, _note):
+    mark_for_dynamo(torch.compiler.assume_constant_result, _constant)
+
+
+def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> Any:
     if not is_tracing():  # the graph breaks at the node, and nobody unflattens what was made for it
         args, kwargs = pytree.tree_map(lambda v: v, (args, kwargs))
         return function.run(args, kwargs)
     guard(*function.parts(), *[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, nn.Module)])
-    return with_nothing(function.run(args, kwargs))
+    with StandIns(function.parts(), function.captured, tensors).standing():
+        return with_nothing(function.run(args, kwargs))
 
 
 run_as_node = traced_below(_run)

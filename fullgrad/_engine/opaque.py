@@ -46,16 +46,18 @@ def opaque_values(
     tensors: Tensors,
     held: Tensors = (),
     draws: bool = False,
+    symbols: Sequence[Any] = (),
 ) -> Result:
     """``function(*tensors)``, a `Result` whose tensors have no derivative. It is called on plain tensors, below all transforms: a
     batch sample by sample (``"sequential"``), or once with a dimension more in front of each tensor (``"broadcast"``).
 
     Compiled code calls it as one node; ``like(*tensors)`` then tells the structure, shapes and dtypes of the result. ``held`` are
-    tensors that the closure holds. With ``draws`` the tensors have a first dimension that held ones have not.
+    tensors that the closure holds. With ``draws`` the tensors have a first dimension that held ones have not. ``symbols`` are
+    numbers that the function uses, and which are inputs of the node if they change from call to call.
     """
     if is_dynamo_compiling():  # compiled autograd, which traces a backward
-        return _outside[0](closure, method, function, like, tensors, held, draws)
-    code = _Code(closure, method, function, like, len(tensors), draws)
+        return _outside[0](closure, method, function, like, tensors, held, draws, symbols)
+    code = _Code(closure, method, function, like, len(tensors), draws, symbols)
     if in_legacy_vmap():
         values = _of_batched_gradients(code, (*tensors, *held))
     else:
@@ -73,10 +75,17 @@ class _Code:
     """Code that is called on plain tensors."""
 
     def __init__(
-        self, closure: Closure | Refusing, method: str, function: Function_, like: Function_, count: int, draws: bool
+        self,
+        closure: Closure | Refusing,
+        method: str,
+        function: Function_,
+        like: Function_,
+        count: int,
+        draws: bool,
+        symbols: Sequence[Any],
     ) -> None:
         self.closure, self.method, self.function, self.shapes = closure, method, function, like
-        self.count, self.draws = count, draws
+        self.count, self.draws, self.symbols = count, draws, symbols
         self.is_below = transforms_active()  # the transforms of the call
         self.structure: Result | None = None  # of what it, or `like`, has returned; an operator returns tensors alone
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import is_exporting, is_recorded, opaque, usual_keys, without_modes
 from fullgrad._engine.closure import Refusing
+from fullgrad._engine.symbols import as_inputs, of_inputs, running
 
 # Code that graphs call. Its key is no other's, in any process, so that no graph in torch's cache on disk has it.
 _codes: dict[str, tuple[Any, list[Any]]] = {}
@@ -32,13 +33,13 @@ def as_node(code: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
     # When a graph runs, a tensor cannot become an input.
     inner.closure, inner.is_below = Refusing(inner.closure.name, checks=False), False
     try:
-        return _of_key(key, list(tensors))
+        return _of_key(key, list(tensors), *as_inputs(inner.symbols))
     finally:
         if not is_recorded():  # without a tracer, as of tensors without data or in another mode, no graph will call it
             del _codes[key]
 
 
-def _like_of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
+def _like_of_key(key: str, tensors: list[Tensor], integers: list[int], floats: list[Tensor]) -> list[Tensor]:
     code, kinds = _codes[key]
     results = code.like(tensors)
     kinds[:] = [_kind(y) for y in results]
@@ -56,10 +57,14 @@ def _is_kind(tensor: Tensor, kind: tuple[tuple[int | None, ...], torch.dtype]) -
     return tensor.dtype == dtype and tensor.ndim == len(shape) and all(n is None or m == n for m, n in sizes)
 
 
-@opaque("function", fake=_like_of_key, schema="(str key, Tensor[] tensors) -> Tensor[]", reads_values=True)
-def _of_key(key: str, tensors: list[Tensor]) -> list[Tensor]:
+_SCHEMA = "(str key, Tensor[] tensors, SymInt[] integers, Tensor[] floats) -> Tensor[]"
+
+
+@opaque("function", fake=_like_of_key, schema=_SCHEMA, reads_values=True)
+def _of_key(key: str, tensors: list[Tensor], integers: list[int], floats: list[Tensor]) -> list[Tensor]:
     code, kinds = _codes[key]
-    with without_modes(), usual_keys():  # the code may use autograd and transforms
+    symbols = code.sample.symbols
+    with without_modes(), usual_keys(), running(symbols, of_inputs(symbols, integers, floats)):  # code may use autograd
         results = code.run(tensors)
     if kinds and not (len(kinds) == len(results) and all(map(_is_kind, results, kinds))):
         raise RuntimeError(

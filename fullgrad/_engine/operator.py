@@ -3,16 +3,18 @@
 import functools
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import handle_torch_function
 
 from fullgrad._core import checks
 from fullgrad._dispatch import STAYS_IN_INFERENCE_MODE, is_exporting, overrides_in, pytree, refuse_lost_derivatives
-from fullgrad._engine.node import run_as_node, with_nothing
+from fullgrad._engine.node import captured_for_graph, refusal_of, run_as_node, with_nothing
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -29,6 +31,7 @@ class Made(Generic[P, R]):
 
     kind: str
     made_of: tuple[Any, ...] | None = None
+    captured: Sequence[Tensor] = ()  # in compiled code
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -49,7 +52,10 @@ class Made(Generic[P, R]):
         # An exported graph holds the value alone.
         if is_exporting():
             return self.function(*args, **kwargs)
-        return run_as_node[0](self, *with_nothing((args, kwargs)))
+        reason = refusal_of(self)
+        if reason:
+            torch._dynamo.graph_break(msg=reason)
+        return run_as_node[0](self, *with_nothing((args, kwargs)), captured_for_graph(self))
 
     def target(self) -> Callable[P, R]:
         """It as the target of a node of a graph, whose code needs a name."""
@@ -66,6 +72,10 @@ class Made(Generic[P, R]):
     def parts(self) -> list[Any]:
         """The functions that it is made of."""
         return [self.function]
+
+    def called_below(self) -> list[Any]:
+        """The functions among them that are called when a graph runs, where no derivative can follow a tensor that they hold."""
+        return []
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in eager code, or while a tracer records it."""

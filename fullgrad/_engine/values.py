@@ -24,11 +24,18 @@ from fullgrad._engine.opaque import Function_, Tensors, opaque_values
 METHODS = ("map", "sequential", "broadcast")
 
 
-def values_by(closure: Closure | Refusing, method: str, function: Function_, like: Function_, tensors: Tensors) -> Result:
+def values_by(
+    closure: Closure | Refusing,
+    method: str,
+    function: Function_,
+    like: Function_,
+    tensors: Tensors,
+    symbols: Sequence[Any] = (),
+) -> Result:
     """``function(*tensors)``, a `Result` whose tensors have no derivative; what it uses besides is noted in the closure."""
     if method == "map":
         return values_of(closure.name, lambda *given: closure.first(function, given), tensors, closure.message)
-    return opaque_values(closure, method, function, like, tensors, closure.hold())
+    return opaque_values(closure, method, function, like, tensors, closure.hold(), symbols=symbols)
 
 
 def plain_values(closure: Closure, function: Callable[..., Any], tensors: Tensors) -> Any:

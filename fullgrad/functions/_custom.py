@@ -60,6 +60,9 @@ class Custom(Made[P, R]):
         """Forget what was found of rules that are replaced."""
         self.trials = Trials()
 
+    def called_below(self) -> list[Any]:
+        return [] if self.method == "map" else [self.function]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.method == "map":
             self.check_rules()
@@ -101,7 +104,7 @@ class Custom(Made[P, R]):
         def like(*tensors: Tensor) -> Result:
             return Result(call.run(self.like, tensors) if self.like else tensors[0])
 
-        return values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors)
+        return values_by(Refusing(self.label, self.function), self.method, value, like, call.tensors, call.symbols())
 
     def surroundings(self, call: "CustomCall") -> Surroundings:
         """The tensors, modules and variables around the function and its rules now, and those in the objects of a call."""

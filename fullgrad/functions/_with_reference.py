@@ -111,6 +111,9 @@ class WithReference(Made[P, R]):
     def parts(self) -> list[Any]:
         return [self.function, self.reference, self.backward, self.jvp]
 
+    def called_below(self) -> list[Any]:
+        return [] if self.method == "map" else [self.function, self.reference]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call([*args, kwargs])
         # A tracer has no numbers for a kernel, whether or not it records a derivative.
@@ -247,7 +250,7 @@ class _Reference:
                 return value(*all)
 
         given = [*inputs[: self.inputs], *more]
-        values = values_by(closure, self.owner.method, again, like, [*inputs, *more]).release()
+        values = values_by(closure, self.owner.method, again, like, [*inputs, *more], self._symbols()).release()
         return declared(by_reference(of_reference), values, given) if is_differentiated(given) else values
 
     def _jvp(self, x: Sequence[Tensor], y: Sequence[Tensor], tangents: Maybe) -> list[Any]:
@@ -268,7 +271,11 @@ class _Reference:
             return Result(self._of(self.owner.like or self.owner.reference, *given))
 
         with self.closure.unchanged():
-            return values_by(self.closure, self.owner.method, functools.partial(value, self.owner.function), like, tensors)
+            run = functools.partial(value, self.owner.function)
+            return values_by(self.closure, self.owner.method, run, like, tensors, self._symbols())
+
+    def _symbols(self) -> list[Any]:
+        return [*self.call.symbols(), *(self.structure.symbols() if self.structure is not None else ())]
 
     def _of(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         return self.call.run(lambda *args: function(*args[:-1], **args[-1]), tensors)

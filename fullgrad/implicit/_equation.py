@@ -104,7 +104,8 @@ class Jacobian(NamedTuple):
             inverse = torch.linalg.inv(torch.func.vmap(lambda w: Jacobian(self.equation, True).times(w, point))(unit))
             return matmul(inverse.mT if self.is_transposed else inverse, b)
         like = lambda b, *_: Result(torch.empty_like(b))  # noqa: E731
-        w = opaque_values(Refusing(self.equation.label), "broadcast", self._solved, like, [b, *point]).whole()
+        own = self.equation
+        w = opaque_values(Refusing(own.label), "broadcast", self._solved, like, [b, *point], symbols=own.symbols).whole()
         return self._solution(w, [b, *point])
 
     def _solved(self, b: Tensor, *point: Tensor) -> Result:
@@ -146,8 +147,17 @@ class Equation:
     ``f`` takes the tensors of a point, of which the first ``count`` are z, and returns a vector.
     """
 
-    def __init__(self, label: str, f: Callable[..., Tensor], count: int, method: Any, otherwise: str, tol: float | None) -> None:
-        self.label, self.f, self.count = label, f, count
+    def __init__(
+        self,
+        label: str,
+        f: Callable[..., Tensor],
+        count: int,
+        method: Any,
+        otherwise: str,
+        tol: float | None,
+        symbols: Sequence[Any] = (),
+    ) -> None:
+        self.label, self.f, self.count, self.symbols = label, f, count, symbols
         self.linear = LinearSolve(label, method, otherwise, tol)
 
     def back(self, where: Sequence[int]) -> Callable[..., Tensors]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.warn import warn
+from fullgrad._engine.symbols import running_numbers
 from fullgrad.implicit._linear_algorithms import LU, Product, cg_and_curvature, gmres, norm, normal_cg
 from fullgrad.implicit._vectors import flat, gradient, unflat
 
@@ -66,7 +67,7 @@ class LinearSolve:
         """The factors of A, made once for a point."""
         # An inference tensor does not tell when it changes.
         kept = not any(t.is_inference() for t in point)
-        key = [(t.data_ptr(), t.shape, t.stride(), t._version) for t in point] if kept else None
+        key = [*[(t.data_ptr(), t.shape, t.stride(), t._version) for t in point], running_numbers()] if kept else None
         if self.factors is None or not kept or self.factors[0] != key:
             n = b.shape[-1]
             rows = torch.eye(n, dtype=b.dtype, device=b.device).reshape(n, *[1] * (b.ndim - 1), n).expand(n, *b.shape)

@@ -48,7 +48,8 @@ def by_equation(
     check_solution(stated.label, z)
     residual = _Residual(stated, closure, solution, z, args)
     v = residual.noted([*z, *tensors])
-    equation = Equation(stated.label, residual, len(z), stated.linear_solve, stated.otherwise, stated.tol)
+    symbols = [*residual.call.symbols(), *solution.symbols()]
+    equation = Equation(stated.label, residual, len(z), stated.linear_solve, stated.otherwise, stated.tol, symbols)
     return ByEquation(equation, None if stated.terms is None else functools.partial(neumann, stated.terms)), v
 
 

@@ -237,6 +237,9 @@ class Root(Made[P, R]):
     def parts(self) -> list[Any]:
         return [self.function, self.given]
 
+    def called_below(self) -> list[Any]:
+        return [] if self.method == "map" else [self.function]
+
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args:
             raise TypeError(f"{self.label} is called with `init` first, by position.")
@@ -303,5 +306,6 @@ class Solution:
                 )
             return run(owner.like or (lambda init, *_, **__: init), *given)
 
-        solution, aux = values_by(closure, owner.method, functools.partial(run, owner.function), like, self.call.tensors).whole()
+        solver, symbols = functools.partial(run, owner.function), self.call.symbols()
+        solution, aux = values_by(closure, owner.method, solver, like, self.call.tensors, symbols).whole()
         return Result(solution), aux

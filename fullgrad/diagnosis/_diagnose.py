@@ -94,6 +94,7 @@ def diagnose(
     source = _source(model)
     found = [*_of_flow(model, recorded), *_of_scales(sizes), *_of_transforms(recorded, results, source), *_of_source(source)]
     notes = [f"{name}: its derivatives were not compared: {r.why_not}" for name, r in results.items() if r.why_not]
+    notes += _by_design(recorded, results)
     ends = {name for cut in recorded.cuts for name in cut.parameters}
     if unused := [n for n in recorded.without if n not in ends]:
         notes.append(f"these parameters get no gradient, or zeros: {', '.join(unused[:8])}{' …' if len(unused) > 8 else ''}")
@@ -220,6 +221,20 @@ def _known(recorded: Flow, results: dict[str, Tested], name: str) -> set[str]:
     kind_of = {name: first for first, names in recorded.kinds.items() for name in names}
     inner = [n for n in kind_of if n != name and (name == "(all)" or n.startswith(f"{name}."))]
     return {way for n in inner if kind_of[n] in results for way in results[kind_of[n]].fails}
+
+
+def _by_design(recorded: Flow, results: dict[str, Tested]) -> list[str]:
+    """A note for each set of operators for which forward mode differs, about the innermost layers in which it does."""
+    layers: dict[tuple[str, ...], list[str]] = {}
+    for name, result in results.items():
+        if result.by_design and not any(_is_inside(inner, name) for names in layers.values() for inner in names):
+            layers.setdefault(result.by_design, []).extend(recorded.kinds.get(name, [name]))
+    return [
+        f"forward mode of {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} differs from reverse mode by "
+        f"design, and so in the layers around: {', '.join(operators)} {'has' if len(operators) == 1 else 'have'} a gradient that is "
+        "the transpose of no tangent"
+        for operators, names in layers.items()
+    ]
 
 
 def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_InClass]") -> Iterator[Found]:

@@ -397,13 +397,18 @@ def _class(node: Any) -> Any:
 def _name(node: Any) -> str:
     """``round`` for ``RoundBackward0``."""
     name = re.sub(r"Backward\d*$", "", type(node).__name__)
-    return name if _class(node) is not None else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return name if _class(node) is not None else snake_case(name)
+
+
+def snake_case(name: str) -> str:
+    """``lower_bound`` for ``LowerBound``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -> Any:
     name, cls = _name(node), _class(node)
     own = getattr(type(node), "_forward_cls", None)
-    is_own = cls is None and own is not None and own.__module__.startswith("fullgrad.") and not is_cotangent_map(own)
+    is_own = cls is None and own is not None and _is_ours(own) and not _maps_gradients(own)
     # Functions of `safe` are asked for their 0 where torch has NaN.
     is_own = is_own and not (place is not None and place.operator.startswith("fullgrad.safe."))
 
@@ -431,9 +436,23 @@ def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -
     return hook
 
 
-def is_cotangent_map(cls: type) -> bool:
-    """Whether a class of the graph is an operator of this package that changes the gradient alone."""
-    return cls.__module__.startswith("fullgrad.") and any(cls.__name__ == of.__name__ for of in CotangentMap.__subclasses__())
+def is_linear(cls: type) -> bool:
+    """Whether a class of the graph is no operator that maps the gradient in a way that is the transpose of no tangent map."""
+    return all(getattr(operator, "is_linear", True) for operator in _operators_of(cls))
+
+
+def _maps_gradients(cls: type) -> bool:
+    """Whether a class of the graph is an operator that changes the gradient by design: what it does not pass is no finding."""
+    return not is_linear(cls) or any(issubclass(operator, CotangentMap) for operator in _operators_of(cls))
+
+
+def _operators_of(cls: type) -> list[type]:
+    operator = getattr(cls, "operator", None)  # none in the fallback
+    return [operator] if isinstance(operator, type) else operators_named(cls.__name__) if _is_ours(cls) else []
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("fullgrad.")
 
 
 def operators_named(name: str, base: type = Function) -> list[type]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fullgrad
+from fullgrad._suite.cases import CASES
 from fullgrad.cli import _output, main
 from fullgrad.diagnosis import _diagnose, _flow, _mend, _page, _transforms
 
@@ -513,6 +514,51 @@ def test_operators_that_change_the_gradient_alone_are_right_as_they_are(diagnose
     source = HEAD.replace("LINE", "return Step.apply(fullgrad.scale_grad(y))").replace("\nclass Layer", f"{STEP}\n\nclass Layer")
     _, (found,), _ = diagnosed(source)
     assert "torch.func.grad" in found["fails"]
+
+
+QUANTIZED = """
+def model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    fullgrad.nn.quantize_(model, 4, 8, [torch.randn(6, 8)], learn=True)
+    model[0].weight_quantizer.scale.data[:3] = -1.0
+    return model
+"""
+BOUNDED = """
+class Bounded(nn.Linear):
+    def forward(self, x):
+        return BOUND
+
+model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), Bounded(8, 8)), nn.Linear(8, 8))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "layer"),
+    [
+        (QUANTIZED, "0.weight_quantizer and 1 more"),
+        (BOUNDED.replace("BOUND", "super().forward(fullgrad.lower_bound(x, 0.2))"), "0.1"),
+        (BOUNDED.replace("BOUND", "fullgrad.clip_grad(super().forward(x), 0.01)"), "0.1"),
+    ],
+)
+def test_gradients_that_are_the_transpose_of_no_tangent_are_noted(source, layer, diagnosed, capsys):
+    """Forward mode of a layer that contains such an operator differs by declaration: a note, and no finding."""
+    status, findings, _ = diagnosed(f"{BATCH}import fullgrad\n{source}")
+    assert (status, findings) == (0, [])
+    assert f"note: forward mode of {layer} differs from reverse mode by design" in capsys.readouterr().out
+
+
+def test_the_operators_that_are_not_compared_are_those_of_the_kit():
+    """An operator whose case says that its map of the gradient is not linear says so itself, and no other one does."""
+    apart = [case for case in CASES if not case.linear]
+    for case in [case for case in apart if case.has_tangent]:
+        inputs = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in case.inputs]
+        classes = [type(node)._forward_cls for node in _flow.reachable([case.operator(*inputs).grad_fn]) if node.next_functions]
+        assert not all(map(_flow.is_linear, classes)), case.name
+    named = {
+        cls.__name__ for cls in _flow._subclasses(fullgrad.Function) if not cls.is_linear and cls.__module__.startswith("full")
+    }
+    assert named & {name for case in CASES for name in case.covers} <= {name for case in apart for name in case.covers}
 
 
 BATCH = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nbatch = torch.randn(6, 8)\n"

@@ -243,10 +243,10 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
         fails = result.fails if classes else {way: told for way, told in result.fails.items() if way not in known}
         if not fails:
             continue
-        line = next((context for context, left in result.inside.items() if not left), "")
+        more, line = _best(fails, result)
         layers = recorded.kinds.get(name, [name])
         if classes:
-            yield from [_of_function(name, cls, fails, line, result, layers) for cls in classes]
+            yield from [_of_function(name, cls, fails, more, line, layers) for cls in classes]
             continue
         nodes, told = {_plain(n) for n in recorded.operators[name]}, " ".join(fails.values())
         of_torch = [op for op in operators() if re.search(rf"(?<![a-z_]){re.escape(op.removeprefix('aten::'))}(?![a-z])", told)]
@@ -262,20 +262,19 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
             )
         elif line:
             kind = "torch operator" if of_torch else "transform"
-            yield Found(name, kind, what, line, page=_PAGE_OF[line], fails=fails, layers=layers)
+            yield Found(name, kind, what + more, line, page=_PAGE_OF[line], fails=fails, layers=layers)
         else:
-            left = fails.keys() & min(result.inside.values(), key=len, default=fails).keys()
-            yield Found(name, "transform", f"{what}; {len(left)} also inside of the contexts", "", fails=fails, layers=layers)
+            yield Found(name, "transform", what + more, "", fails=fails, layers=layers)
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.removeprefix("aten::").partition(".")[0])
 
 
-def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: Tested, layers: list[str]) -> Found:
+def _of_function(name: str, cls: Any, fails: dict[str, str], more: str, line: str, layers: list[str]) -> Found:
     op = operator_of_class(cls)
     if op is not None:
-        return _of_operator(name, op, fails, line, result, layers)
+        return _of_operator(name, op, fails, more, line, layers)
     file = inspect.getsourcefile(cls)
     module = None if file is None else tree(Path(file), False)
     audited = [] if module is None or file is None else [f for f in audit_tree(module, file) if f.name == cls.__name__]
@@ -286,7 +285,6 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
         write = full(audited[0].replacement)
         what += f"; by its source it breaks {', '.join(audited[0].breaks)}"
         operator = write if "adopt(" not in write else ""
-    more, line = _best(line, fails, result)
     what += more
     instead_of = ""
     if operator and line:
@@ -297,19 +295,29 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
     return Found(name, "Function", what, line, instead_of, page, place, fails, layers)
 
 
-def _best(line: str, fails: dict[str, str], result: Tested) -> tuple[str, str]:
-    """The words about the context in which the fewest derivatives fail, if none mends all, and its line."""
-    if line or not result.inside:
-        return "", line
-    best = min(result.inside, key=lambda context: len(result.inside[context]))
-    left = len(result.inside[best])
-    return f"; {left} also inside of {best.removesuffix(':')}", best if left < len(fails) else ""
+def _best(fails: dict[str, str], result: Tested) -> tuple[str, str]:
+    """The words about what still fails in the context that mends the most of these derivatives, and its line if it mends any.
+
+    Inside of a context all ways are tried, those too that fail in an inner layer and so are not of this finding.
+    """
+
+    def left_of(context: str) -> tuple[int, int]:
+        left = result.inside[context].keys()
+        return len(left & fails.keys()), len(left - fails.keys())
+
+    if not result.inside:
+        return "", ""
+    best = min(result.inside, key=left_of)
+    left, others = left_of(best)
+    if left == len(fails):
+        return f"; {left} also inside of the contexts", ""
+    told = " and ".join([f"{left} of them"] * bool(left) + [_count(others, "other")] * bool(others))
+    return f"; inside of the context {told} still fail{'s' * (left + others == 1)}" if told else "", best
 
 
-def _of_operator(name: str, op: Any, fails: dict[str, str], line: str, result: Tested, layers: list[str]) -> Found:
+def _of_operator(name: str, op: Any, fails: dict[str, str], more: str, line: str, layers: list[str]) -> Found:
     file, number = place_of_operator(op)
     what = f"{op._schema.name}, an operator of torch.library, runs here: {_count(len(fails), 'derivative')} of 8 fail"
-    more, line = _best(line, fails, result)
     place = f"{_mend.short(file)}:{number}" if file else ""
     return Found(name, "operator", what + more, line, "", _PAGE_OF.get(line, "adopt"), place, fails, layers)
 

@@ -561,6 +561,52 @@ def test_the_operators_that_are_not_compared_are_those_of_the_kit():
     assert named & {name for case in CASES for name in case.covers} <= {name for case in apart for name in case.covers}
 
 
+UNMENDED = """
+class Wrong(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * t
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return Wrong.apply(x)
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.inner = nn.Linear(8, 24), Inner()
+    def forward(self, x):
+        q, k, v = self.inner(self.linear(x)).view(2, 3, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+model = Attention()
+"""
+
+
+def test_a_context_that_mends_a_layer_is_its_line_though_an_inner_layer_still_fails(diagnosed):
+    """A way that no context mends in an inner layer fails around it in each of them, which is not about the layer around."""
+    _, findings, _ = diagnosed(BATCH + UNMENDED)
+    inner, outer = findings
+    assert (inner["layer"], inner["line"], "5 also inside of the contexts" in inner["what"]) == ("inner", "", True)
+    assert (outer["layer"], outer["line"]) == ("(all)", "with fullgrad.completing():")
+    assert not outer["fails"].keys() & inner["fails"].keys()
+    assert outer["what"].endswith("; inside of the context 1 other still fails")
+
+
 BATCH = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nbatch = torch.randn(6, 8)\n"
 
 SPIKING = """

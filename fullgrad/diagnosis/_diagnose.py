@@ -120,23 +120,31 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
             mend, kind = _mend.of_nan(node.place, node.name), "nan gradient"
         elif _flow.is_dead(node):
             what = f"{name} passes 0 of the {node.elements:,} elements of the gradient that reach it"
+            if _flow.is_weak(node):
+                what = (
+                    f"{name} passes less than a hundredth of the gradient that reaches it, and no value differs between samples"
+                )
             kind = "dead gradient"
-            if node.function and node.inputs > 1:  # an estimator of its own, which another derivative would destroy
+            if _flow.is_weak(node) and node.function:
+                mend = _mend.Mend("", "", "")
+            elif node.function and node.inputs > 1:  # an estimator of its own, which another derivative would destroy
                 what += f", for none of its {node.inputs} inputs: is its window too narrow for these values?"
                 mend = _mend.Mend("", "", "")
             elif node.is_own:
                 mend, what = _of_own(node, what)
             else:
-                mend = _mend.of_dead(node.place, node.name, layer, module)
+                mend = _mend.of_dead(node.place, node.name, layer, module, node.depth)
         elif _flow.is_saturated(node):
             what = f"{name} passes {node.passed:,} of the {node.elements:,} elements of the gradient that reach it"
-            if node.units is not None and node.units[0]:
-                what += f"; {node.units[0]:,} of {node.units[1]:,} units get none from any sample"
+            without, units, has_weak = _flow.units_without(node)
+            if without:
+                less = ", or less than a hundredth with the same value for all," if has_weak else ""
+                what += f"; {without:,} of {units:,} units get none{less} from any sample"
             kind = "saturated"
             if node.is_own:
                 mend, what = _of_own(node, what)
             else:
-                mend = _mend.of_dead(node.place, node.name, layer, module)
+                mend = _mend.of_dead(node.place, node.name, layer, module, node.depth)
         else:
             continue
         told.add(key)
@@ -231,8 +239,8 @@ def _by_design(recorded: Flow, results: dict[str, Tested]) -> list[str]:
             layers.setdefault(result.by_design, []).extend(recorded.kinds.get(name, [name]))
     return [
         f"forward mode of {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} differs from reverse mode by "
-        f"design, and so in the layers around: {', '.join(operators)} {'has' if len(operators) == 1 else 'have'} a gradient that is "
-        "the transpose of no tangent"
+        f"design, and so in the layers around: {', '.join(operators)} {'has' if len(operators) == 1 else 'have'} a gradient "
+        "that is the transpose of no tangent"
         for operators, names in layers.items()
     ]
 

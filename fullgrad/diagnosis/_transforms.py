@@ -260,7 +260,8 @@ def _fails(
         right, how = expected.of_order.get(order, (got, ""))
         if not _close(got, right, right.dtype == torch.float64 and how != BY_DIFFERENCES):
             if expected.maps and "jvp" in title:
-                differ += [title] if differ is not None else []
+                if differ is not None:
+                    differ.append(title)
                 continue
             found[title] = f"is silently wrong: {float(got):.6g}, {how}: {float(right):.6g}"
     return found

@@ -1,6 +1,8 @@
 """``python -m fullgrad diagnose``: what it finds in a model, that the lines it writes mend it, and what its page shows."""
 
+import contextlib
 import html.parser
+import inspect
 import io
 import json
 import operator
@@ -51,7 +53,7 @@ LINES = {
     "return torch.round(y * 8) / 8": ("dead gradient", "round passes 0 of the 128 elements", "fullgrad.round(y * 8)"),
     "return y.floor()": ("dead gradient", "floor passes 0 of the 128 elements", "fullgrad.floor(y)"),
     "return torch.sign(y)": ("dead gradient", "sign passes 0 of the 128 elements", "fullgrad.sign_st(y)"),
-    "return (y - 8).relu()": ("dead gradient", "relu passes 0 of the 128 elements", "fullgrad.relu_st(y - 8, 1.0)"),
+    "return (y - 8).relu()": ("dead gradient", "relu passes 0 of the 128 elements", "fullgrad.relu_st(y - 8, 8.0)"),
     "return y.clamp(-1e-3, 1e-3)": ("saturated", "clamp passes ", "fullgrad.replace_grad(y.clamp(-0.001, 0.001), y)"),
     "return x * (y > 0)": ("no gradient", "gt has no derivative, and 2 parameters", "fullgrad.greater_st(y, 0)"),
     "return x * (0 < y)": ("no gradient", "gt has no derivative", "fullgrad.greater_st(y, 0)"),
@@ -681,6 +683,129 @@ def test_units_without_a_gradient_are_found_behind_any_activation(kind, is_found
     source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(nn.Linear(8, 32), {kind}, nn.Linear(32, 2))\n"
     _, findings, _ = diagnosed(source + "with torch.no_grad():\n    model[0].bias[:24] -= 100\n")
     assert [f["kind"] for f in findings if "24 of 32 units get none from any sample" in f["what"]] == ["saturated"] * is_found
+
+
+def learned():
+    """Modules of this package, fixed and with a parameter that learns, for each; not those that need other arguments."""
+    for name in fullgrad.nn.__all__:
+        make = getattr(fullgrad.nn, name)
+        names = {} if not isinstance(make, type) else dict(inspect.signature(make).parameters)
+        given = [1.0] * sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in names.values())
+        for parameter in names if "learnable" in names else ():
+            with contextlib.suppress(TypeError, ValueError):
+                yield f"{name} {parameter}", make(*given), make(*given, learnable=parameter)
+
+
+def test_parameters_that_learn_hide_no_dead_units():
+    """Elements and units are counted as with the parameter fixed."""
+    x, counted = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), set()
+    for name, *layers in learned():
+        found = []
+        for layer in layers:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 48), layer, nn.Linear(48, 3))
+            model[0].bias.data[:30] -= 30
+            try:
+                flow = _flow.flow(model, (x,), {}, _flow.squares)
+            except (RuntimeError, TypeError, ValueError, AttributeError):  # arguments or shapes of another kind
+                break
+            node = next(n for n in flow.nodes if n.layer == "1" and (n.is_own or n.elements))
+            found.append((node.elements, node.passed, _flow.units_without(node), _flow.is_dead(node), _flow.is_saturated(node)))
+        assert len(found) < 2 or found[0] == found[1], name
+        counted |= {name} if len(found) == 2 else set()
+    expected = {"RectSpike alpha", "ATanSpike threshold", "ClampST softness", "PACT alpha", "LSQ scale", "TQT log2_threshold"}
+    assert expected <= counted
+    assert len(counted) > 90
+
+
+STATES = """
+import torch, fullgrad
+from torch import nn
+
+class Neurons(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 48), nn.Linear(48, 32)])
+        self.spikes = SPIKES
+        self.layers[0].bias.data[:30] -= 30
+    def forward(self, x):
+        states = [0.0, 0.0]
+        for y in x:
+            for i, (layer, spike) in enumerate(zip(self.layers, self.spikes)):
+                v = 0.9 * states[i] + layer(y)
+                y = spike(v)
+                states[i] = v - y.detach()
+        return y
+
+torch.manual_seed(0)
+model, batch = Neurons(), 3 * torch.randn(5, 16, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    "spikes",
+    [
+        "nn.ModuleList([fullgrad.nn.RectSpike(torch.ones(n), learnable='alpha') for n in (48, 32)])",
+        "nn.ModuleList([fullgrad.nn.RectSpike(1.0, torch.zeros(n), learnable='threshold') for n in (48, 32)])",
+        "[lambda v: fullgrad.spikes.rect(v, 1.0)] * 2",
+    ],
+)
+def test_dead_units_of_a_layer_in_a_loop_are_told(spikes, diagnosed):
+    """As many as the bias has gradients that are 0, whether the surrogate learns, and whether one line calls both layers."""
+    source = STATES.replace("SPIKES", spikes)
+    _, findings, _ = diagnosed(source)
+    names = {}
+    exec(source, names)
+    _flow.squares(names["model"](names["batch"])).backward()
+    dead = int(names["model"].layers[0].bias.grad.eq(0).sum())
+    assert dead >= 30
+    assert any(f["kind"] == "saturated" and f"{dead} of 48 units get none from any sample" in f["what"] for f in findings)
+
+
+def test_parameters_alone_are_no_saturation(diagnosed):
+    """Data needs no gradient: that of the scale alone, one number, is not a small share of it."""
+    source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(fullgrad.nn.LSQ(0.1, bits=8), nn.Linear(8, 2))\n"
+    assert diagnosed(source)[:2] == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("spike", "bias", "kind"),
+    [
+        ("fullgrad.nn.ATanSpike(2.0, threshold=50.0)", 0.0, "dead gradient"),
+        ("fullgrad.nn.FastSigmoidSpike(25.0, threshold=5.0, learnable='threshold')", 0.0, "dead gradient"),
+        ("fullgrad.nn.ATanSpike(2.0, learnable='alpha')", -30.0, "saturated"),
+        ("fullgrad.nn.ReLUST(softness=1.0)", -12.0, "saturated"),
+        ("fullgrad.nn.ATanSpike(2.0)", 0.0, ""),
+        ("fullgrad.nn.FastSigmoidSpike(25.0, threshold=1.0)", 0.0, ""),
+        ("fullgrad.nn.FastSigmoidSpike(100.0, threshold=0.5, learnable='slope')", 0.0, ""),
+        ("fullgrad.nn.SigmoidSpike(25.0, threshold=0.5)", 0.0, ""),
+        ("fullgrad.nn.ScaleBwd(1e-4)", -30.0, ""),
+    ],
+)
+def test_long_tails_pass_no_gradient_where_the_value_never_changes(spike, bias, kind, diagnosed):
+    """The size of the gradient counts at units that never fire or always do, and not at those that fire, nor at a scale."""
+    source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(nn.Linear(8, 32), {spike}, nn.Linear(32, 2))\nbatch = 3 * batch\n"
+    _, findings, _ = diagnosed(source + f"with torch.no_grad():\n    model[0].bias[:24] += {bias}\n")
+    assert [f["kind"] for f in findings] == [kind] * bool(kind)
+    told = {
+        "dead gradient": "less than a hundredth of the gradient",
+        "saturated": "24 of 32 units get none, or less than a hundredth",
+    }
+    assert not kind or told[kind] in findings[0]["what"]
+
+
+def test_a_function_with_long_tails_that_never_fires_is_told(diagnosed):
+    """A surrogate of another package far above all values passes next to nothing; a Function that scales the gradient is fine."""
+    function = STEP.replace("return gradient", "return gradient / (1 + (10 * (ctx.saved_tensors[0] - LEVEL)).abs()) ** 2")
+    function = function.replace("return (x > 0)", "ctx.save_for_backward(x)\n        return (x > LEVEL)")
+    source = HEAD.replace("LINE", "return Step.apply(y)").replace("\nclass Layer", f"{function}\n\nclass Layer")
+    for level, kinds in (("50", ["dead gradient"]), ("0.1", [])):
+        _, findings, _ = diagnosed(source.replace("LEVEL", level))
+        assert [f["kind"] for f in findings if f["kind"] not in ("Function", "vanishing gradient")] == kinds
+    source = source.replace("return (x > LEVEL).to(x.dtype)", "return 1e-4 * x").replace(
+        "gradient / (1 + (10 * (ctx.saved_tensors[0] - LEVEL)).abs()) ** 2", "1e-4 * gradient"
+    )
+    assert {f["kind"] for f in diagnosed(source)[1]} <= {"Function"}
 
 
 ESTIMATOR = """

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 import fullgrad
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import Function
-from fullgrad._dispatch import operator_of_class, pytree
+from fullgrad._dispatch import operator_of_class, pytree, transforms_active
 from fullgrad.diagnosis._mend import RELUS, Place, place_of_call
 from fullgrad.gradients._cotangent_map import CotangentMap
 
@@ -180,6 +180,8 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         was_enabled = torch.is_grad_enabled()
+        if transforms_active():  # of the model itself, in which no number can be read
+            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         depth = _depth(args[0]) if name in RELUS and args else 0.0  # which may be written to
         y = func(*args, **(kwargs or {}))
@@ -282,6 +284,8 @@ def _flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss:
     watch, handles = _Watch(layers, lacking), []
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if transforms_active():
+            return
         layers.append(name)
         watch.is_on = False
         # A layer may begin in place, and then its input has a node of the layer's own.
@@ -290,6 +294,8 @@ def _flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss:
         watch.is_on = True
 
     def after(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if transforms_active():
+            return
         layers.pop()
         watch.is_on = False
         *first, begin = given.pop()
@@ -546,7 +552,7 @@ def is_dead(node: Node) -> bool:
     A Function, or a rule of the user's, may give the gradient to its parameters alone.
     """
     is_judged = node.function or node.is_own or _HARD.search(node.name) or _SATURATE.search(node.name)
-    if not is_judged or not node.elements:
+    if not is_judged or not node.elements or node.name.endswith("_backward"):  # whose derivative is a second one
         return False
     return is_weak(node) if node.passed else node.is_named or not node.others
 
@@ -579,6 +585,8 @@ def _acts_on_each(node: Node) -> bool:
 def is_saturated(node: Node) -> bool:
     """Whether little of the gradient went on, at a function that saturates."""
     if is_dead(node) or not node.passed or not (node.function or node.is_own or _SATURATE.search(node.name)):
+        return False
+    if node.name.endswith("_backward"):
         return False
     if not node.is_like and (node.is_own or node.inputs > 1):
         return False

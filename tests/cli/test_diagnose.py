@@ -809,6 +809,37 @@ def test_a_function_with_long_tails_that_never_fires_is_told(diagnosed):
     assert {f["kind"] for f in diagnosed(source)[1]} <= {"Function"}
 
 
+TRANSFORMED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        def layer(row):
+            return self.linear(row).relu()
+        return RESULT
+model = Model()
+"""
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "torch.func.vmap(layer)(x)",
+        "torch.func.grad(lambda x: layer(x).sum())(x)",
+        "torch.func.vmap(torch.func.grad(lambda x: layer(x).sum()))(x)",
+        "torch.func.jvp(lambda x: self.linear(x).tanh(), (x,), (torch.ones_like(x),))[1]",
+    ],
+)
+def test_models_that_transform_their_layers(result, diagnosed):
+    """No number is read inside of a model's own transforms; a second derivative that is 0 is no dead gradient, a first one is."""
+    source = BATCH + TRANSFORMED.replace("RESULT", result)
+    assert diagnosed(source)[:2] == (0, [])
+    if "grad" not in result and "jvp" not in result:
+        _, findings, _ = diagnosed(f"{source}model.linear.bias.data -= 100\n")
+        assert [f["kind"] for f in findings] == ["dead gradient"]
+
+
 ESTIMATOR = """
 import torch
 from torch import nn

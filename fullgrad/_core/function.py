@@ -105,6 +105,8 @@ class Function:
     runs_code: ClassVar[bool] = False
     # Whether ``jvp`` gets zeros as the tangent of a constant tensor, as in torch, instead of None.
     takes_zeros: ClassVar[bool] = False
+    # Whether ``vjp`` is linear in the cotangent, and so the transpose of ``jvp``; without that, the two modes differ by design.
+    is_linear: ClassVar[bool] = True
     # Whether the operator is one of the conversions between distributed tensors and shards.
     distributes_itself: ClassVar[bool] = False
 

@@ -101,6 +101,7 @@ class OneBound(Function):
     """One bound. A map of the cotangent that depends on its sign is the transpose of no tangent map: the rules differ."""
 
     recompute_in_backward = True
+    is_linear = False
     whole_dims = 0
 
     @staticmethod

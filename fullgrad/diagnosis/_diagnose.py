@@ -94,6 +94,7 @@ def diagnose(
     source = _source(model)
     found = [*_of_flow(model, recorded), *_of_scales(sizes), *_of_transforms(recorded, results, source), *_of_source(source)]
     notes = [f"{name}: its derivatives were not compared: {r.why_not}" for name, r in results.items() if r.why_not]
+    notes += _by_design(recorded, results)
     ends = {name for cut in recorded.cuts for name in cut.parameters}
     if unused := [n for n in recorded.without if n not in ends]:
         notes.append(f"these parameters get no gradient, or zeros: {', '.join(unused[:8])}{' …' if len(unused) > 8 else ''}")
@@ -119,23 +120,31 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
             mend, kind = _mend.of_nan(node.place, node.name), "nan gradient"
         elif _flow.is_dead(node):
             what = f"{name} passes 0 of the {node.elements:,} elements of the gradient that reach it"
+            if _flow.is_weak(node):
+                what = (
+                    f"{name} passes less than a hundredth of the gradient that reaches it, and no value differs between samples"
+                )
             kind = "dead gradient"
-            if node.function and node.inputs > 1:  # an estimator of its own, which another derivative would destroy
+            if _flow.is_weak(node) and node.function:
+                mend = _mend.Mend("", "", "")
+            elif node.function and node.inputs > 1:  # an estimator of its own, which another derivative would destroy
                 what += f", for none of its {node.inputs} inputs: is its window too narrow for these values?"
                 mend = _mend.Mend("", "", "")
             elif node.is_own:
                 mend, what = _of_own(node, what)
             else:
-                mend = _mend.of_dead(node.place, node.name, layer, module)
+                mend = _mend.of_dead(node.place, node.name, layer, module, node.depth)
         elif _flow.is_saturated(node):
             what = f"{name} passes {node.passed:,} of the {node.elements:,} elements of the gradient that reach it"
-            if node.units is not None and node.units[0]:
-                what += f"; {node.units[0]:,} of {node.units[1]:,} units get none from any sample"
+            without, units, has_weak = _flow.units_without(node)
+            if without:
+                less = ", or less than a hundredth with the same value for all," if has_weak else ""
+                what += f"; {without:,} of {units:,} units get none{less} from any sample"
             kind = "saturated"
             if node.is_own:
                 mend, what = _of_own(node, what)
             else:
-                mend = _mend.of_dead(node.place, node.name, layer, module)
+                mend = _mend.of_dead(node.place, node.name, layer, module, node.depth)
         else:
             continue
         told.add(key)
@@ -222,16 +231,30 @@ def _known(recorded: Flow, results: dict[str, Tested], name: str) -> set[str]:
     return {way for n in inner if kind_of[n] in results for way in results[kind_of[n]].fails}
 
 
+def _by_design(recorded: Flow, results: dict[str, Tested]) -> list[str]:
+    """A note for each set of operators for which forward mode differs, about the innermost layers in which it does."""
+    layers: dict[tuple[str, ...], list[str]] = {}
+    for name, result in results.items():
+        if result.by_design and not any(_is_inside(inner, name) for names in layers.values() for inner in names):
+            layers.setdefault(result.by_design, []).extend(recorded.kinds.get(name, [name]))
+    return [
+        f"forward mode of {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} differs from reverse mode by "
+        f"design, and so in the layers around: {', '.join(operators)} {'has' if len(operators) == 1 else 'have'} a gradient "
+        "that is the transpose of no tangent"
+        for operators, names in layers.items()
+    ]
+
+
 def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_InClass]") -> Iterator[Found]:
     for name, result in results.items():
         known, classes = _known(recorded, results, name), recorded.functions[name]
         fails = result.fails if classes else {way: told for way, told in result.fails.items() if way not in known}
         if not fails:
             continue
-        line = next((context for context, left in result.inside.items() if not left), "")
+        more, line = _best(fails, result)
         layers = recorded.kinds.get(name, [name])
         if classes:
-            yield from [_of_function(name, cls, fails, line, result, layers) for cls in classes]
+            yield from [_of_function(name, cls, fails, more, line, layers) for cls in classes]
             continue
         nodes, told = {_plain(n) for n in recorded.operators[name]}, " ".join(fails.values())
         of_torch = [op for op in operators() if re.search(rf"(?<![a-z_]){re.escape(op.removeprefix('aten::'))}(?![a-z])", told)]
@@ -247,20 +270,19 @@ def _of_transforms(recorded: Flow, results: dict[str, Tested], source: "list[_In
             )
         elif line:
             kind = "torch operator" if of_torch else "transform"
-            yield Found(name, kind, what, line, page=_PAGE_OF[line], fails=fails, layers=layers)
+            yield Found(name, kind, what + more, line, page=_PAGE_OF[line], fails=fails, layers=layers)
         else:
-            left = fails.keys() & min(result.inside.values(), key=len, default=fails).keys()
-            yield Found(name, "transform", f"{what}; {len(left)} also inside of the contexts", "", fails=fails, layers=layers)
+            yield Found(name, "transform", what + more, "", fails=fails, layers=layers)
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.removeprefix("aten::").partition(".")[0])
 
 
-def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: Tested, layers: list[str]) -> Found:
+def _of_function(name: str, cls: Any, fails: dict[str, str], more: str, line: str, layers: list[str]) -> Found:
     op = operator_of_class(cls)
     if op is not None:
-        return _of_operator(name, op, fails, line, result, layers)
+        return _of_operator(name, op, fails, more, line, layers)
     file = inspect.getsourcefile(cls)
     module = None if file is None else tree(Path(file), False)
     audited = [] if module is None or file is None else [f for f in audit_tree(module, file) if f.name == cls.__name__]
@@ -271,7 +293,6 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
         write = full(audited[0].replacement)
         what += f"; by its source it breaks {', '.join(audited[0].breaks)}"
         operator = write if "adopt(" not in write else ""
-    more, line = _best(line, fails, result)
     what += more
     instead_of = ""
     if operator and line:
@@ -282,19 +303,29 @@ def _of_function(name: str, cls: Any, fails: dict[str, str], line: str, result: 
     return Found(name, "Function", what, line, instead_of, page, place, fails, layers)
 
 
-def _best(line: str, fails: dict[str, str], result: Tested) -> tuple[str, str]:
-    """The words about the context in which the fewest derivatives fail, if none mends all, and its line."""
-    if line or not result.inside:
-        return "", line
-    best = min(result.inside, key=lambda context: len(result.inside[context]))
-    left = len(result.inside[best])
-    return f"; {left} also inside of {best.removesuffix(':')}", best if left < len(fails) else ""
+def _best(fails: dict[str, str], result: Tested) -> tuple[str, str]:
+    """The words about what still fails in the context that mends the most of these derivatives, and its line if it mends any.
+
+    Inside of a context all ways are tried, those too that fail in an inner layer and so are not of this finding.
+    """
+
+    def left_of(context: str) -> tuple[int, int]:
+        left = result.inside[context].keys()
+        return len(left & fails.keys()), len(left - fails.keys())
+
+    if not result.inside:
+        return "", ""
+    best = min(result.inside, key=left_of)
+    left, others = left_of(best)
+    if left == len(fails):
+        return f"; {left} also inside of the contexts", ""
+    told = " and ".join([f"{left} of them"] * bool(left) + [_count(others, "other")] * bool(others))
+    return f"; inside of the context {told} still fail{'s' * (left + others == 1)}" if told else "", best
 
 
-def _of_operator(name: str, op: Any, fails: dict[str, str], line: str, result: Tested, layers: list[str]) -> Found:
+def _of_operator(name: str, op: Any, fails: dict[str, str], more: str, line: str, layers: list[str]) -> Found:
     file, number = place_of_operator(op)
     what = f"{op._schema.name}, an operator of torch.library, runs here: {_count(len(fails), 'derivative')} of 8 fail"
-    more, line = _best(line, fails, result)
     place = f"{_mend.short(file)}:{number}" if file else ""
     return Found(name, "operator", what + more, line, "", _PAGE_OF.get(line, "adopt"), place, fails, layers)
 

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 import fullgrad
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.function import Function
-from fullgrad._dispatch import operator_of_class, pytree
-from fullgrad.diagnosis._mend import Place, place_of_call
+from fullgrad._dispatch import operator_of_class, pytree, transforms_active
+from fullgrad.diagnosis._mend import RELUS, Place, place_of_call
 from fullgrad.gradients._cotangent_map import CotangentMap
 
 Loss = Callable[..., Any]
@@ -28,6 +28,7 @@ _LACKS = re.compile(r"derivative for (?:aten::|')(\w+).* is not implemented")  #
 _MASKS = 0.1  # a smaller share of the gradient's elements passes: a finding
 _UNITS = 0.5  # a larger share of the units gets no gradient from any sample: a finding
 _SAMPLES = 4  # of at least as many samples
+_WEAK = 0.01  # a smaller share of the size of the gradient counts as none at a unit whose value is the same for all samples
 
 
 class Call(NamedTuple):
@@ -39,6 +40,28 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Units(NamedTuple):
+    """The units, which are the elements of one sample: masks of those with such a gradient for any sample, and their values."""
+
+    came: Tensor  # in front
+    went: Tensor  # behind
+    strong: Tensor  # behind, of a size like that in front
+    low: Tensor | None  # the smallest value, if it is known
+    high: Tensor | None
+
+    def passing(self, by_size: bool) -> Tensor:
+        """The units that pass the gradient. By size: not those whose value never changes and whose gradient is next to nothing,
+        as of a spike with long tails that never fires.
+        """
+        if not by_size or self.low is None or self.high is None:
+            return self.went
+        return self.went & (self.strong | (self.low != self.high))
+
+    def without(self, by_size: bool) -> tuple[int, int]:
+        """How many units get a gradient and pass none, and how many get one."""
+        return int((self.came & ~self.passing(by_size)).sum()), int(self.came.sum())
+
+
 class Node(NamedTuple):
     """The change of a gradient at one node of the graph."""
 
@@ -47,13 +70,16 @@ class Node(NamedTuple):
     layer: str
     place: Place | None
     elements: int  # that came with a gradient that is not 0
-    passed: int  # of them at the other side
-    units: tuple[int, int] | None  # without a gradient from any sample, of all
+    passed: int  # of them at the other side, at the inputs that are like the output
     made_nan: bool
+    others: int = 0  # elements of the gradients of other inputs, such as parameters
+    is_like: bool = True  # whether there are inputs like the output
     inputs: int = 1  # that have a gradient
     is_own: bool = False  # an operator of this package, or a rule that is declared with it
     own: str = ""  # the name of its class
-    alive: tuple[Tensor, Tensor] | None = None  # the units that a gradient reaches from any sample, before and after
+    is_named: bool = False  # an operator of this package, and no rule that is declared with it
+    units: Units | None = None
+    depth: float = 0.0  # how far below 0 the negative inputs of a ReLU are, in the mean
 
 
 class Cut(NamedTuple):
@@ -140,16 +166,31 @@ class _Watch(TorchFunctionMode):
         self.cuts: list[tuple[Place, str, list[Tensor]]] = []
         self.no_grad: tuple[Place, str] | None = None  # where the context begins
         self.nonfinite: dict[str, Place | None] = {}
+        self.depths: dict[Any, float] = {}
+        self.values: dict[Any, tuple[Tensor, Tensor]] = {}  # the smallest and the largest value of each unit, by node
+
+    def keep_values(self, values: Any) -> None:
+        """Keep the values of nodes with a declared gradient; Functions are no calls that a mode sees, their results are."""
+        for v in pytree.tree_leaves(values):
+            if not (isinstance(v, Tensor) and v.is_floating_point() and v.layout is torch.strided and v.ndim > 1):
+                continue
+            node = v.grad_fn
+            if hasattr(type(node), "_forward_cls") and node not in self.values and len(v) >= _SAMPLES:
+                self.values[node] = torch.aminmax(v.detach(), dim=0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         was_enabled = torch.is_grad_enabled()
-        y = func(*args, **(kwargs or {}))
+        if transforms_active():  # of the model itself, in which no number can be read
+            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        depth = _depth(args[0]) if name in RELUS and args else 0.0  # which may be written to
+        y = func(*args, **(kwargs or {}))
         if was_enabled != torch.is_grad_enabled():
             place = place_of_call("no_grad") if was_enabled else None
             self.no_grad = None if place is None else (place, self.layers[-1])
         if not self.is_on or (name == "__get__" and ".data." not in (resolve_name(func) or "")):
             return y
+        self.keep_values((args, kwargs, y))
         outputs = [v for v in (y if isinstance(y, (tuple, list)) else (y,)) if isinstance(v, Tensor)]
         if torch.is_grad_enabled() and self.layers[-1] not in self.nonfinite and not _finite(outputs) and _finite((args, kwargs)):
             self.nonfinite[self.layers[-1]] = place_of_call(name)
@@ -170,6 +211,7 @@ class _Watch(TorchFunctionMode):
                 self.raising += [] if place is None else [(place, self.layers[-1], given)]
                 return _ended(y)
             self.places.update(dict.fromkeys(nodes, place))
+            self.depths.update(dict.fromkeys(nodes, depth))
         elif place is not None and not _MAKES.match(name):
             given = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
             if given:
@@ -191,6 +233,11 @@ class _Ending(TorchFunctionMode):
         given = {v.grad_fn: None for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)}
         fresh = [v.grad_fn for v in pytree.tree_leaves(y) if isinstance(v, Tensor)]
         return _ended(y) if _lacks(reachable(fresh, given), self.lacking) else y
+
+
+def _depth(x: Any) -> float:
+    below = x.detach()[x.detach() < 0] if isinstance(x, Tensor) and x.is_floating_point() else None
+    return float(-below.mean()) if below is not None and below.numel() and below.isfinite().all() else 0.0
 
 
 def _lacks(nodes: list[Any], lacking: set[str]) -> bool:
@@ -237,6 +284,8 @@ def _flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss:
     watch, handles = _Watch(layers, lacking), []
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if transforms_active():
+            return
         layers.append(name)
         watch.is_on = False
         # A layer may begin in place, and then its input has a node of the layer's own.
@@ -245,10 +294,13 @@ def _flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss:
         watch.is_on = True
 
     def after(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if transforms_active():
+            return
         layers.pop()
         watch.is_on = False
         *first, begin = given.pop()
         own = _nodes_of(output, begin, owner)
+        watch.keep_values(output)
         owner.update(dict.fromkeys(own, name))
         classes = [cls for cls in dict.fromkeys(map(_class, own)) if cls is not None]
         functions.setdefault(name, []).extend(c for c in classes if c not in functions[name])
@@ -285,7 +337,7 @@ def _flow(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss:
     for node in reachable([total.grad_fn]):
         # Where the value is not finite, the derivative of the loss is not either.
         if type(node).__name__ != "AccumulateGrad" and (is_finite or node in owner):
-            node.register_hook(_recorder(node, owner.get(node, "(all)"), watch.places.get(node), records))
+            node.register_hook(_recorder(node, owner.get(node, "(all)"), watch, records))
     if total.requires_grad:
         total.backward()
     names = {id(p): name for name, p in model.named_parameters()}
@@ -321,20 +373,26 @@ def _merged(records: list[Node]) -> list[Node]:
     calls: dict[Any, list[Node]] = {}
     for i, node in enumerate(records):
         is_step = node.is_own and not node.made_nan and node.place is not None
-        calls.setdefault((node.layer, node.place, node.name) if is_step else i, []).append(node)
+        shape = None if node.units is None else node.units.came.shape  # of layers that a loop calls, in which steps have one
+        calls.setdefault((node.layer, node.place, node.name, shape) if is_step else i, []).append(node)
     found = []
     for nodes in calls.values():
-        first, alive = nodes[0], [n.alive for n in nodes if n.alive is not None]
+        first, alive = nodes[0], [n.units for n in nodes if n.units is not None]
         if len(nodes) == 1 or any(not n.elements for n in nodes):
             found += nodes
             continue
-        units = None
-        if len(alive) == len(nodes) and len({a.shape for a, _ in alive}) == 1:
-            came, went = [torch.stack(of).any(0) for of in zip(*alive, strict=True)]
-            units = int((came & ~went).sum()), int(came.sum())
-        sums = sum(n.elements for n in nodes), sum(n.passed for n in nodes)
-        found.append(first._replace(elements=sums[0], passed=sums[1], units=units))
+        units = _of_all_steps(alive) if len(alive) == len(nodes) and len({u.came.shape for u in alive}) == 1 else None
+        sums = {field: sum(getattr(n, field) for n in nodes) for field in ("elements", "passed", "others")}
+        found.append(first._replace(units=units, **sums))
     return found
+
+
+def _of_all_steps(steps: list[Units]) -> Units:
+    came, went, strong = [torch.stack(masks).any(0) for masks in zip(*[u[:3] for u in steps], strict=True)]
+    low, high = [u.low for u in steps if u.low is not None], [u.high for u in steps if u.high is not None]
+    if len(low) < len(steps) or len(high) < len(steps):
+        return Units(came, went, strong, None, None)
+    return Units(came, went, strong, torch.stack(low).amin(0), torch.stack(high).amax(0))
 
 
 def scales(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss, lacking: set[str]) -> dict[str, Any]:
@@ -397,43 +455,83 @@ def _class(node: Any) -> Any:
 def _name(node: Any) -> str:
     """``round`` for ``RoundBackward0``."""
     name = re.sub(r"Backward\d*$", "", type(node).__name__)
-    return name if _class(node) is not None else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return name if _class(node) is not None else snake_case(name)
 
 
-def _recorder(node: Any, layer: str, place: Place | None, records: list[Node]) -> Any:
+def snake_case(name: str) -> str:
+    """``lower_bound`` for ``LowerBound``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _recorder(node: Any, layer: str, watch: _Watch, records: list[Node]) -> Any:
+    place, values, depth = watch.places.get(node), watch.values.get(node), watch.depths.get(node, 0.0)
     name, cls = _name(node), _class(node)
     own = getattr(type(node), "_forward_cls", None)
-    is_own = cls is None and own is not None and own.__module__.startswith("fullgrad.") and not is_cotangent_map(own)
+    is_own = cls is None and own is not None and _is_ours(own) and not _maps_gradients(own)
     # Functions of `safe` are asked for their 0 where torch has NaN.
     is_own = is_own and not (place is not None and place.operator.startswith("fullgrad.safe."))
+    operators = _operators_of(own) if is_own and own is not None else []
+    is_named = any(_is_ours(of) and not of.__module__.startswith("fullgrad._engine.") for of in operators)
 
     def hook(after: tuple[Any, ...], before: tuple[Any, ...]) -> None:
-        came, went = [[g for g in gs if isinstance(g, Tensor)] for gs in (before, after)]
+        came = [g for g in before if isinstance(g, Tensor)]
+        went = {i: g for i, g in enumerate(after) if isinstance(g, Tensor)}
         if not came or not went:
             return
-        elements, passed = sum(map(_passed, came)), sum(map(_passed, went))
-        made_nan = all(_finite(g) for g in came) and not all(_finite(g) for g in went)
-        units = alive = None
-        is_dense = all(g.layout is torch.strided for g in (*came, *went))
-        if (
-            is_dense
-            and len(came) == len(went) == 1
-            and came[0].shape == went[0].shape
-            and came[0].ndim > 1
-            and len(came[0]) >= _SAMPLES
-        ):
-            alive = came[0].ne(0).any(0), went[0].ne(0).any(0)
-            units = int((alive[0] & ~alive[1]).sum()), int(alive[0].sum())
+        like = _like_the_output(node, came, went)
+        through = like or ([0] if is_named and 0 in went else [*went])  # of a sort, say, the first
+        signals = [went[i] for i in through]
+        made_nan = all(_finite(g) for g in came) and not all(_finite(g) for g in went.values())
+        passed, units = sum(map(_passed, signals)), None
+        if len(came) == 1 and like and all(g.layout is torch.strided for g in (*came, *signals)):
+            masks = torch.stack([g.ne(0) for g in signals])
+            passed = int(masks.any(0).sum())
+            if came[0].ndim > 1 and len(came[0]) >= _SAMPLES:
+                strong = torch.stack([g.abs() >= _WEAK * came[0].abs() for g in signals]) & masks
+                fits = values is not None and values[0].shape == came[0].shape[1:]
+                units = Units(
+                    came[0].ne(0).any(0),
+                    masks.any(0).any(0),
+                    strong.any(0).any(0),
+                    *(values if fits and values else (None, None)),
+                )
+        others = sum(_passed(g) for i, g in went.items() if i not in through)
         inputs = sum(edge is not None for edge, _ in node.next_functions)
         of_own = own.__name__ if is_own and own is not None else ""
-        records.append(Node(name, cls, layer, place, elements, passed, units, made_nan, inputs, is_own, of_own, alive))
+        elements = sum(map(_passed, came))
+        counts = elements, passed, made_nan, others, bool(like), inputs
+        records.append(Node(name, cls, layer, place, *counts, is_own, of_own, is_named, units, depth))
 
     return hook
 
 
-def is_cotangent_map(cls: type) -> bool:
-    """Whether a class of the graph is an operator of this package that changes the gradient alone."""
-    return cls.__module__.startswith("fullgrad.") and any(cls.__name__ == of.__name__ for of in CotangentMap.__subclasses__())
+def _like_the_output(node: Any, came: list[Tensor], went: dict[int, Tensor]) -> list[int]:
+    """The inputs through which the gradient goes on: those of the output's shape, but for parameters that follow one.
+
+    A parameter such as a threshold or a scale gets a gradient of its own, which says nothing about what goes on.
+    """
+    leaves = [i for i, (edge, _) in enumerate(node.next_functions) if type(edge).__name__ == "AccumulateGrad"]
+    found = [i for i, g in went.items() if g.shape == came[0].shape]
+    return [i for i in found if i == found[0] or i not in leaves]
+
+
+def is_linear(cls: type) -> bool:
+    """Whether a class of the graph is no operator that maps the gradient in a way that is the transpose of no tangent map."""
+    return all(getattr(operator, "is_linear", True) for operator in _operators_of(cls))
+
+
+def _maps_gradients(cls: type) -> bool:
+    """Whether a class of the graph is an operator that changes the gradient by design: what it does not pass is no finding."""
+    return not is_linear(cls) or any(issubclass(operator, CotangentMap) for operator in _operators_of(cls))
+
+
+def _operators_of(cls: type) -> list[type]:
+    operator = getattr(cls, "operator", None)  # none in the fallback
+    return [operator] if isinstance(operator, type) else operators_named(cls.__name__) if _is_ours(cls) else []
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("fullgrad.")
 
 
 def operators_named(name: str, base: type = Function) -> list[type]:
@@ -451,9 +549,19 @@ def is_dead(node: Node) -> bool:
     """Whether a gradient came and none went on, at a function that can pass none, and not at a weight that is 0.
 
     Each operator of this package is such a function: its derivative may be 0 where a spike, a bound or a projection saturates.
+    A Function, or a rule of the user's, may give the gradient to its parameters alone.
     """
     is_judged = node.function or node.is_own or _HARD.search(node.name) or _SATURATE.search(node.name)
-    return bool(is_judged) and node.elements > 0 and not node.passed
+    if not is_judged or not node.elements or node.name.endswith("_backward"):  # whose derivative is a second one
+        return False
+    return is_weak(node) if node.passed else node.is_named or not node.others
+
+
+def is_weak(node: Node) -> bool:
+    """Whether what goes on behind a declared gradient is next to nothing, and no value changes from sample to sample."""
+    if not (node.function or node.is_own) or not node.passed or node.units is None:
+        return False
+    return bool(node.units.came.any()) and not node.units.passing(True).any()
 
 
 def is_unreached(node: Node) -> bool:
@@ -461,14 +569,28 @@ def is_unreached(node: Node) -> bool:
     return bool(node.function or (_HARD.search(node.name) and not node.is_own)) and not node.elements
 
 
+def units_without(node: Node) -> tuple[int, int, bool]:
+    """How many units of a node get a gradient and pass none, how many get one, and whether some count by the size of theirs."""
+    if node.units is None:
+        return 0, 0, False
+    without, units = node.units.without(_acts_on_each(node))
+    return without, units, without > node.units.without(False)[0]
+
+
+def _acts_on_each(node: Node) -> bool:
+    """Whether it is an operator of this package that acts on each element; a projection passes few of a row by design."""
+    return node.is_own and bool(operators_named(node.own, Elementwise))
+
+
 def is_saturated(node: Node) -> bool:
-    """Whether little of the gradient went on, at a function that saturates. A Function may give it to one of its inputs alone."""
-    if is_dead(node) or not node.elements or not (node.function or node.is_own or _SATURATE.search(node.name)):
+    """Whether little of the gradient went on, at a function that saturates."""
+    if is_dead(node) or not node.passed or not (node.function or node.is_own or _SATURATE.search(node.name)):
         return False
-    if (node.function or node.is_own) and node.inputs > 1:
+    if node.name.endswith("_backward"):
         return False
-    if node.units is not None and node.units[0] > _UNITS * node.units[1] > 0:
+    if not node.is_like and (node.is_own or node.inputs > 1):
+        return False
+    without, units, _ = units_without(node)
+    if without > _UNITS * units > 0:
         return True
-    # A projection passes few elements of a row by design, another operator acts on each.
-    acts_on_each = not node.is_own or bool(operators_named(node.own, Elementwise))
-    return acts_on_each and node.passed < _MASKS * node.elements
+    return (not node.is_own or _acts_on_each(node)) and node.passed < _MASKS * node.elements

@@ -40,7 +40,7 @@ _SINGULAR |= {
     "arccos": "fullgrad.safe.acos",
 }
 _SINGULAR |= {"arcsin": "fullgrad.safe.asin", "arctan2": "fullgrad.safe.atan2", "vector_norm": "fullgrad.safe.norm"}
-_RELUS = ("relu", "relu_")
+RELUS = ("relu", "relu_")
 # What ends the gradient of all that runs in it.
 CONTEXTS = ("no_grad", "inference_mode")
 _PAGES = ("losses", "quantizers", "sampling", "safe")
@@ -63,7 +63,8 @@ class Place(NamedTuple):
     call: int = 0  # which of the calls of the line
 
     def __str__(self) -> str:
-        return f"{short(self.file)}:{self.line}"
+        # Of a model of torch's layers alone the caller is Python itself.
+        return "" if self.file.startswith("<frozen") else f"{short(self.file)}:{self.line}"
 
 
 class Mend(NamedTuple):
@@ -92,19 +93,20 @@ def short(file: str) -> str:
     return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else file
 
 
-def of_dead(place: Place | None, function: str, layer: str, module: Any) -> Mend:
-    """The line for a value that passes no gradient."""
+def of_dead(place: Place | None, function: str, layer: str, module: Any, depth: float = 0.0) -> Mend:
+    """The line for a value that passes no gradient; ``depth`` says how far below 0 the inputs of a ReLU are."""
+    softness = max(1.0, round(depth))  # a soft ReLU of a smaller one passes next to nothing there
     name = place.function if place is not None else function
     if name in ROUNDINGS:
         found, page = _written(place, ROUNDINGS[name]), "families/rounding"
     elif name in _SOFT:
         found, page = _written(place, _SOFT[name]), "families/straight-through"
-    elif name in _RELUS:
-        found, page = _written(place, "fullgrad.relu_st", ", 1.0"), "families/straight-through"
+    elif name in RELUS:
+        found, page = _written(place, "fullgrad.relu_st", f", {softness:.1f}"), "families/straight-through"
     else:
         found, page = _written(place, "fullgrad.replace_grad"), "families/straight-through"
     if found is None and layer and type(module).__module__.startswith("torch.nn"):
-        return Mend(_module(layer, module), "", "families/straight-through")
+        return Mend(_module(layer, module, softness), "", "families/straight-through")
     if found is None:
         operator = {**ROUNDINGS, **_SOFT}.get(name)
         line = f"y = {operator}(x)" if operator else f"y = fullgrad.replace_grad({function}(x), x)"
@@ -158,9 +160,9 @@ def of_nan(place: Place | None, function: str) -> Mend:
     return Mend("x = fullgrad.nan_to_num_grad(x)  # the input of this function", "", "families/gradients")
 
 
-def _module(layer: str, module: Any) -> str:
+def _module(layer: str, module: Any, softness: float) -> str:
     if type(module) is torch.nn.ReLU:
-        return f"model.set_submodule({layer!r}, fullgrad.nn.ReLUST(softness=1.0))"
+        return f"model.set_submodule({layer!r}, fullgrad.nn.ReLUST(softness={softness:.1f}))"
     through = f"fullgrad.straight_through(model.get_submodule({layer!r}), torch.nn.Identity())"
     return f"model.set_submodule({layer!r}, fullgrad.nn.FunctionModule({through}))"
 

@@ -1,6 +1,6 @@
 """`CotangentMap`: the base of operators that act on the gradient only."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ class CotangentMap(Function):
     """
 
     recompute_in_backward = True
+    is_linear: ClassVar[bool] = False
     takes_zeros = True  # where a parameter alone has a tangent
 
     @staticmethod

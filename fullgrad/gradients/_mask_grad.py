@@ -48,6 +48,7 @@ def mask_grad(x: Tensor, mask: Tensor) -> Tensor:
 class MaskGrad(CotangentMap):
     """The operator of :func:`mask_grad`."""
 
+    is_linear = True
     whole_dims = 0
 
     @staticmethod

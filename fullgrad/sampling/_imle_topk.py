@@ -79,6 +79,7 @@ def imle_topk(
 class ImleTopK(Function):
     """The operator of :func:`imle_topk`."""
 
+    is_linear = False
     whole_dims = "dim"
 
     @staticmethod

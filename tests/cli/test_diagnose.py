@@ -1,6 +1,8 @@
 """``python -m fullgrad diagnose``: what it finds in a model, that the lines it writes mend it, and what its page shows."""
 
+import contextlib
 import html.parser
+import inspect
 import io
 import json
 import operator
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 import fullgrad
+from fullgrad._suite.cases import CASES
 from fullgrad.cli import _output, main
 from fullgrad.diagnosis import _diagnose, _flow, _mend, _page, _transforms
 
@@ -50,7 +53,7 @@ LINES = {
     "return torch.round(y * 8) / 8": ("dead gradient", "round passes 0 of the 128 elements", "fullgrad.round(y * 8)"),
     "return y.floor()": ("dead gradient", "floor passes 0 of the 128 elements", "fullgrad.floor(y)"),
     "return torch.sign(y)": ("dead gradient", "sign passes 0 of the 128 elements", "fullgrad.sign_st(y)"),
-    "return (y - 8).relu()": ("dead gradient", "relu passes 0 of the 128 elements", "fullgrad.relu_st(y - 8, 1.0)"),
+    "return (y - 8).relu()": ("dead gradient", "relu passes 0 of the 128 elements", "fullgrad.relu_st(y - 8, 8.0)"),
     "return y.clamp(-1e-3, 1e-3)": ("saturated", "clamp passes ", "fullgrad.replace_grad(y.clamp(-0.001, 0.001), y)"),
     "return x * (y > 0)": ("no gradient", "gt has no derivative, and 2 parameters", "fullgrad.greater_st(y, 0)"),
     "return x * (0 < y)": ("no gradient", "gt has no derivative", "fullgrad.greater_st(y, 0)"),
@@ -515,6 +518,98 @@ def test_operators_that_change_the_gradient_alone_are_right_as_they_are(diagnose
     assert "torch.func.grad" in found["fails"]
 
 
+QUANTIZED = """
+def model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    fullgrad.nn.quantize_(model, 4, 8, [torch.randn(6, 8)], learn=True)
+    model[0].weight_quantizer.scale.data[:3] = -1.0
+    return model
+"""
+BOUNDED = """
+class Bounded(nn.Linear):
+    def forward(self, x):
+        return BOUND
+
+model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), Bounded(8, 8)), nn.Linear(8, 8))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "layer"),
+    [
+        (QUANTIZED, "0.weight_quantizer and 1 more"),
+        (BOUNDED.replace("BOUND", "super().forward(fullgrad.lower_bound(x, 0.2))"), "0.1"),
+        (BOUNDED.replace("BOUND", "fullgrad.clip_grad(super().forward(x), 0.01)"), "0.1"),
+    ],
+)
+def test_gradients_that_are_the_transpose_of_no_tangent_are_noted(source, layer, diagnosed, capsys):
+    """Forward mode of a layer that contains such an operator differs by declaration: a note, and no finding."""
+    status, findings, _ = diagnosed(f"{BATCH}import fullgrad\n{source}")
+    assert (status, findings) == (0, [])
+    assert f"note: forward mode of {layer} differs from reverse mode by design" in capsys.readouterr().out
+
+
+def test_the_operators_that_are_not_compared_are_those_of_the_kit():
+    """An operator whose case says that its map of the gradient is not linear says so itself, and no other one does."""
+    apart = [case for case in CASES if not case.linear]
+    for case in [case for case in apart if case.has_tangent]:
+        inputs = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in case.inputs]
+        y = case.operator(*inputs)  # torch 2.11 reads a graph only while its output lives
+        classes = [type(node)._forward_cls for node in _flow.reachable([y.grad_fn]) if node.next_functions]
+        assert not all(map(_flow.is_linear, classes)), case.name
+    named = {
+        cls.__name__ for cls in _flow._subclasses(fullgrad.Function) if not cls.is_linear and cls.__module__.startswith("full")
+    }
+    assert named & {name for case in CASES for name in case.covers} <= {name for case in apart for name in case.covers}
+
+
+UNMENDED = """
+class Wrong(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * t
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return Wrong.apply(x)
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.inner = nn.Linear(8, 24), Inner()
+    def forward(self, x):
+        q, k, v = self.inner(self.linear(x)).view(2, 3, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+model = Attention()
+"""
+
+
+def test_a_context_that_mends_a_layer_is_its_line_though_an_inner_layer_still_fails(diagnosed):
+    """A way that no context mends in an inner layer fails around it in each of them, which is not about the layer around."""
+    _, findings, _ = diagnosed(BATCH + UNMENDED)
+    inner, outer = findings
+    assert (inner["layer"], inner["line"], "5 also inside of the contexts" in inner["what"]) == ("inner", "", True)
+    assert (outer["layer"], outer["line"]) == ("(all)", "with fullgrad.completing():")
+    assert not outer["fails"].keys() & inner["fails"].keys()
+    assert outer["what"].endswith("; inside of the context 1 other still fails")
+
+
 BATCH = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nbatch = torch.randn(6, 8)\n"
 
 SPIKING = """
@@ -589,6 +684,160 @@ def test_units_without_a_gradient_are_found_behind_any_activation(kind, is_found
     source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(nn.Linear(8, 32), {kind}, nn.Linear(32, 2))\n"
     _, findings, _ = diagnosed(source + "with torch.no_grad():\n    model[0].bias[:24] -= 100\n")
     assert [f["kind"] for f in findings if "24 of 32 units get none from any sample" in f["what"]] == ["saturated"] * is_found
+
+
+def learned():
+    """Modules of this package, fixed and with a parameter that learns, for each; not those that need other arguments."""
+    for name in fullgrad.nn.__all__:
+        make = getattr(fullgrad.nn, name)
+        names = {} if not isinstance(make, type) else dict(inspect.signature(make).parameters)
+        given = [1.0] * sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in names.values())
+        for parameter in names if "learnable" in names else ():
+            with contextlib.suppress(TypeError, ValueError):
+                yield f"{name} {parameter}", make(*given), make(*given, learnable=parameter)
+
+
+def test_parameters_that_learn_hide_no_dead_units():
+    """Elements and units are counted as with the parameter fixed."""
+    x, counted = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), set()
+    for name, *layers in learned():
+        found = []
+        for layer in layers:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 48), layer, nn.Linear(48, 3))
+            model[0].bias.data[:30] -= 30
+            try:
+                flow = _flow.flow(model, (x,), {}, _flow.squares)
+            except (RuntimeError, TypeError, ValueError, AttributeError):  # arguments or shapes of another kind
+                break
+            node = next(n for n in flow.nodes if n.layer == "1" and (n.is_own or n.elements))
+            found.append((node.elements, node.passed, _flow.units_without(node), _flow.is_dead(node), _flow.is_saturated(node)))
+        assert len(found) < 2 or found[0] == found[1], name
+        counted |= {name} if len(found) == 2 else set()
+    expected = {"RectSpike alpha", "ATanSpike threshold", "ClampST softness", "PACT alpha", "LSQ scale", "TQT log2_threshold"}
+    assert expected <= counted
+    assert len(counted) > 90
+
+
+STATES = """
+import torch, fullgrad
+from torch import nn
+
+class Neurons(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 48), nn.Linear(48, 32)])
+        self.spikes = SPIKES
+        self.layers[0].bias.data[:30] -= 30
+    def forward(self, x):
+        states = [0.0, 0.0]
+        for y in x:
+            for i, (layer, spike) in enumerate(zip(self.layers, self.spikes)):
+                v = 0.9 * states[i] + layer(y)
+                y = spike(v)
+                states[i] = v - y.detach()
+        return y
+
+torch.manual_seed(0)
+model, batch = Neurons(), 3 * torch.randn(5, 16, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    "spikes",
+    [
+        "nn.ModuleList([fullgrad.nn.RectSpike(torch.ones(n), learnable='alpha') for n in (48, 32)])",
+        "nn.ModuleList([fullgrad.nn.RectSpike(1.0, torch.zeros(n), learnable='threshold') for n in (48, 32)])",
+        "[lambda v: fullgrad.spikes.rect(v, 1.0)] * 2",
+    ],
+)
+def test_dead_units_of_a_layer_in_a_loop_are_told(spikes, diagnosed):
+    """As many as the bias has gradients that are 0, whether the surrogate learns, and whether one line calls both layers."""
+    source = STATES.replace("SPIKES", spikes)
+    _, findings, _ = diagnosed(source)
+    names = {}
+    exec(source, names)
+    _flow.squares(names["model"](names["batch"])).backward()
+    dead = int(names["model"].layers[0].bias.grad.eq(0).sum())
+    assert dead >= 30
+    assert any(f["kind"] == "saturated" and f"{dead} of 48 units get none from any sample" in f["what"] for f in findings)
+
+
+def test_parameters_alone_are_no_saturation(diagnosed):
+    """Data needs no gradient: that of the scale alone, one number, is not a small share of it."""
+    source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(fullgrad.nn.LSQ(0.1, bits=8), nn.Linear(8, 2))\n"
+    assert diagnosed(source)[:2] == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("spike", "bias", "kind"),
+    [
+        ("fullgrad.nn.ATanSpike(2.0, threshold=50.0)", 0.0, "dead gradient"),
+        ("fullgrad.nn.FastSigmoidSpike(25.0, threshold=5.0, learnable='threshold')", 0.0, "dead gradient"),
+        ("fullgrad.nn.ATanSpike(2.0, learnable='alpha')", -30.0, "saturated"),
+        ("fullgrad.nn.ReLUST(softness=1.0)", -12.0, "saturated"),
+        ("fullgrad.nn.ATanSpike(2.0)", 0.0, ""),
+        ("fullgrad.nn.FastSigmoidSpike(25.0, threshold=1.0)", 0.0, ""),
+        ("fullgrad.nn.FastSigmoidSpike(100.0, threshold=0.5, learnable='slope')", 0.0, ""),
+        ("fullgrad.nn.SigmoidSpike(25.0, threshold=0.5)", 0.0, ""),
+        ("fullgrad.nn.ScaleBwd(1e-4)", -30.0, ""),
+    ],
+)
+def test_long_tails_pass_no_gradient_where_the_value_never_changes(spike, bias, kind, diagnosed):
+    """The size of the gradient counts at units that never fire or always do, and not at those that fire, nor at a scale."""
+    source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(nn.Linear(8, 32), {spike}, nn.Linear(32, 2))\nbatch = 3 * batch\n"
+    _, findings, _ = diagnosed(source + f"with torch.no_grad():\n    model[0].bias[:24] += {bias}\n")
+    assert [f["kind"] for f in findings] == [kind] * bool(kind)
+    told = {
+        "dead gradient": "less than a hundredth of the gradient",
+        "saturated": "24 of 32 units get none, or less than a hundredth",
+    }
+    assert not kind or told[kind] in findings[0]["what"]
+
+
+def test_a_function_with_long_tails_that_never_fires_is_told(diagnosed):
+    """A surrogate of another package far above all values passes next to nothing; a Function that scales the gradient is fine."""
+    function = STEP.replace("return gradient", "return gradient / (1 + (10 * (ctx.saved_tensors[0] - LEVEL)).abs()) ** 2")
+    function = function.replace("return (x > 0)", "ctx.save_for_backward(x)\n        return (x > LEVEL)")
+    source = HEAD.replace("LINE", "return Step.apply(y)").replace("\nclass Layer", f"{function}\n\nclass Layer")
+    for level, kinds in (("50", ["dead gradient"]), ("0.1", [])):
+        _, findings, _ = diagnosed(source.replace("LEVEL", level))
+        assert [f["kind"] for f in findings if f["kind"] not in ("Function", "vanishing gradient")] == kinds
+    source = source.replace("return (x > LEVEL).to(x.dtype)", "return 1e-4 * x").replace(
+        "gradient / (1 + (10 * (ctx.saved_tensors[0] - LEVEL)).abs()) ** 2", "1e-4 * gradient"
+    )
+    assert {f["kind"] for f in diagnosed(source)[1]} <= {"Function"}
+
+
+TRANSFORMED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        def layer(row):
+            return self.linear(row).relu()
+        return RESULT
+model = Model()
+"""
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "torch.func.vmap(layer)(x)",
+        "torch.func.grad(lambda x: layer(x).sum())(x)",
+        "torch.func.vmap(torch.func.grad(lambda x: layer(x).sum()))(x)",
+        "torch.func.jvp(lambda x: self.linear(x).tanh(), (x,), (torch.ones_like(x),))[1]",
+    ],
+)
+def test_models_that_transform_their_layers(result, diagnosed):
+    """No number is read inside of a model's own transforms; a second derivative that is 0 is no dead gradient, a first one is."""
+    source = BATCH + TRANSFORMED.replace("RESULT", result)
+    assert diagnosed(source)[:2] == (0, [])
+    if "grad" not in result and "jvp" not in result:
+        _, findings, _ = diagnosed(f"{source}model.linear.bias.data -= 100\n")
+        assert [f["kind"] for f in findings] == ["dead gradient"]
 
 
 ESTIMATOR = """

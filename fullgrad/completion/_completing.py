@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.autocast import in_float32
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import (
     SingleLevelFunction,
@@ -479,7 +480,7 @@ def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) ->
         if _is_outside():
             return original(keys, *args, **kwargs)
         check_arguments(op, args, kwargs)
-        found = own.formula(*args, **kwargs)
+        found = _at_level(own.formula, args, kwargs)
         if found is NotImplemented:
             raise NotImplementedError(f"{op.name()} cannot be batched with these arguments.")
         return found.value if isinstance(found, Whole) else found
@@ -529,7 +530,7 @@ def _completed(
         return original(*[_detached(v) for v in args], **{k: _detached(v) for k, v in kwargs.items()})
 
     try:
-        found = formula(*args, **kwargs)
+        found = formula(*args, **kwargs) if is_in_front else _at_level(formula, args, kwargs)
     except Exception:
         values()  # torch's own error, where torch refuses these arguments
         raise
@@ -543,6 +544,15 @@ def _completed(
     if isinstance(found, Tensor):
         return valued(found, given) if is_in_front else _with_value(found, given)
     return tuple([_with_value(y, v) for y, v in zip(found, given, strict=True)])
+
+
+def _at_level(formula: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The formula's result where a transform is processed, in the precision of its arguments."""
+    if not transforms_active():
+        return formula(*args, **kwargs)
+    given = next(_tensors((args, *kwargs.values())), None)
+    with contextlib.nullcontext() if given is None else in_float32(given.device.type):
+        return formula(*args, **kwargs)
 
 
 def _with_value(y: Any, value: Any) -> Any:

@@ -279,6 +279,17 @@ def _fill() -> None:
     )
     _own("nn.functional.embedding_bag", lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"), x(4, 2))
     _own("nn.functional.multi_margin_loss", lambda s: F.multi_margin_loss(s, torch.tensor([0, 2])), x(2, 3))
+    labels = torch.tensor([0, 2])
+    for loss in (F.multi_margin_loss, F.nll_loss, F.cross_entropy):
+        for reduction in ("none", "mean"):
+            weighted = functools.partial(loss, reduction=reduction)
+            _own(f"nn.functional.{loss.__name__}", lambda s, w, f=weighted: f(s, labels, weight=w), x(2, 3), x(3, low=1, high=2))
+    _own("nn.functional.nll_loss", lambda s, w: F.nll_loss(s, labels[None], weight=w), x(1, 3, 2), x(3, low=1, high=2))
+    _own(
+        "nn.functional.binary_cross_entropy",
+        lambda s, t, w: F.binary_cross_entropy(s, t, weight=w),
+        *(x(2, 3, low=0.2, high=0.8), x(2, 3, low=0.2, high=0.8), x(3, low=1, high=2)),
+    )
     _own(
         "nn.functional.multilabel_margin_loss",
         lambda s: F.multilabel_margin_loss(s, torch.tensor([[0, 2, -1], [1, -1, 0]])),

@@ -24,6 +24,7 @@ NO_VMAP = "vmap does not batch it"
 NO_DERIVATIVE = "there is no derivative"
 WRONG_GRADIENT = "the gradient is wrong"
 REFUSED = "the gradient is wrong; inside it is refused"
+NO_WEIGHTS = "the tangent by weights is 0, and there is no gradient by them"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 
 

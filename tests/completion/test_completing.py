@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import fullgrad
 from fullgrad.completion import _completing
-from fullgrad.completion._registry import COMPLETED, NO_DERIVATIVE, NO_VMAP, WRONG_GRADIENT
+from fullgrad.completion._registry import COMPLETED, NO_DERIVATIVE, NO_VMAP, NO_WEIGHTS, WRONG_GRADIENT
 
 # torch.cholesky is deprecated, and index_reduce in beta.
 pytestmark = [
@@ -138,6 +138,26 @@ CALLS = {
     "hardsigmoid": (F.hardsigmoid, 4 * seeded(6)),
     "huber_loss": (lambda x: F.huber_loss(x, 2 * W, delta=0.7), seeded(6)),
     "soft_margin_loss": (lambda x: F.soft_margin_loss(x, W.sign()), seeded(6)),
+    "nll_loss_forward": (
+        lambda x: F.nll_loss(x[:6].reshape(2, 3), torch.tensor([1, 0]), weight=x[6:].square()),
+        seeded(9),
+    ),
+    "nll_loss_forward, of which one is ignored": (
+        lambda x: F.cross_entropy(x[:6].reshape(2, 3), torch.tensor([1, 0]), x[6:], ignore_index=0, reduction="sum"),
+        seeded(9),
+    ),
+    "nll_loss2d_forward": (
+        lambda x: F.cross_entropy(x[:6].reshape(1, 3, 2), torch.tensor([[1, 0]]), x[6:].square(), label_smoothing=0.1),
+        seeded(9),
+    ),
+    "binary_cross_entropy": (
+        lambda x: F.binary_cross_entropy(x[:3].sigmoid(), x[3:6].sigmoid(), x[6:], reduction="none"),
+        seeded(9),
+    ),
+    "multi_margin_loss, by weights": (
+        lambda x: F.multi_margin_loss(x[:6].reshape(2, 3), torch.tensor([1, 0]), p=2, weight=x[6:], reduction="none"),
+        seeded(9),
+    ),
     "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([1, 0]), p=2, weight=W[:3].square()), seeded(2, 3)),
     "multilabel_margin_loss_forward": (
         lambda x: F.multilabel_margin_loss(x, torch.tensor([[2, 0, -1], [1, -1, 0]])),
@@ -332,8 +352,9 @@ def test_third_derivatives_of_products():
 EAGER = [
     name
     for name in CALLS
-    if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks not in (NO_DERIVATIVE, WRONG_GRADIENT)
+    if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks not in (NO_DERIVATIVE, WRONG_GRADIENT, NO_WEIGHTS)
 ]
+EAGER.remove("multi_margin_loss, by weights")
 EAGER.remove("_linalg_det, of rank 3")
 
 
@@ -380,6 +401,25 @@ def test_third_derivatives_of_eager_code(name):
     with fullgrad.completing():
         expected = (derivative(x + step, 2) - derivative(x - step, 2)) / 2e-5
         torch.testing.assert_close(derivative(x, 3), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", [F.nll_loss, F.cross_entropy, F.multi_margin_loss, F.binary_cross_entropy])
+def test_weights_of_losses(loss, reduction):
+    """Constant ones leave eager code torch's own; else there is a gradient by them, which is that of `torch.func`."""
+    target = B[:6].sigmoid().reshape(2, 3) if loss is F.binary_cross_entropy else torch.tensor([2, 0])
+    x, weight = W.sigmoid().reshape(2, 3), B[:3].exp()
+    f = lambda x, weight: loss(x, target, weight=weight, reduction=reduction).sin().sum()  # noqa: E731
+    leaf, both = x.clone().requires_grad_(), [v.clone().requires_grad_() for v in (x, weight)]
+    expected = torch.autograd.grad(f(leaf, weight), leaf)[0]
+    with fullgrad.completing():
+        torch.testing.assert_close(torch.autograd.grad(f(leaf, weight), leaf)[0], expected, rtol=0, atol=0)
+        found = torch.autograd.grad(f(*both), both)
+        torch.testing.assert_close(found, grad(f, (0, 1))(x, weight))
+        torch.testing.assert_close(found[0], expected)
+        value, tangent = jvp(f, (x, weight), (x, weight))
+    torch.testing.assert_close(value, f(x, weight), rtol=0, atol=0)
+    torch.testing.assert_close(tangent, sum((g * v).sum() for g, v in zip(found, (x, weight), strict=True)))
 
 
 def test_integer_exponents_have_a_gradient():

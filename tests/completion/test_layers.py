@@ -124,6 +124,40 @@ def test_learned_scales_have_torchs_gradients(is_per_channel):
         torch.testing.assert_close(torch.autograd.grad(slopes.sum(), leaves[1])[0], second)
 
 
+RANGES = [torch.tensor([-1.0, -1]), torch.tensor([1.0, 1])]
+BY_PARAMETERS = {
+    "scale": (lambda x, s: torch.fake_quantize_per_tensor_affine(x, s, ZEROS[0], -4, 3), SCALES[0]),
+    "zero_point": (lambda x, z: torch.fake_quantize_per_tensor_affine(x, SCALES[0], z, -4, 3), torch.tensor(1.0)),
+    "scale of channels": (lambda x, s: torch.fake_quantize_per_channel_affine(x, s, ZEROS, 0, -4, 3), SCALES),
+    "zero_point of channels": (
+        lambda x, z: torch.fake_quantize_per_channel_affine(x, SCALES, z, 0, -4, 3),
+        torch.tensor([1.0, 2.0]),
+    ),
+    "running_min": (
+        lambda x, m: torch.fused_moving_avg_obs_fake_quant(x, OFF, ON, m, RANGES[1], SCALES, ZEROS, 0.01, -4, 3, 0, True),
+        RANGES[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "jvp of grad", "vmap of grad"])
+@pytest.mark.parametrize("name", BY_PARAMETERS)
+def test_parameters_of_fake_quantization_are_refused(name, transform):
+    """By name: torch declares no derivative by them. In a derivative by what is quantized they may vary at a level below."""
+    f, s = BY_PARAMETERS[name]
+    x = torch.tensor([[0.1, 0.2], [0.3, -0.4]])
+    loss = lambda s, x=x: f(x, s).sin().sum()  # noqa: E731
+    transforms = {
+        "grad": lambda: grad(loss)(s),
+        "jvp": lambda: jvp(loss, (s,), (s,)),
+        "jvp of grad": lambda: jvp(lambda s: grad(loss, 1)(s, x), (s,), (s,)),
+        "vmap of grad": lambda: vmap(grad(loss))(torch.stack([s, 2 * s])),
+    }
+    words = f"not differentiable .* '{name.partition(' ')[0]}'|switch it off first"  # of a batch of observers
+    with fullgrad.completing(), pytest.raises(RuntimeError, match=words):
+        transforms[transform]()
+
+
 def test_observers_of_a_batch_are_refused():
     """Their statistics are those of one tensor; where one is switched on, a forward mode updates it once."""
     state = [torch.tensor([v]) for v in (-1.0, 1.0, 0.1)]

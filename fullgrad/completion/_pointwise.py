@@ -51,6 +51,36 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(is_equal, a.detach(), y).to(dtype)
 
 
+_AT_TIES = "forward mode has other slopes than reverse mode at ties and NaN"
+
+
+@completes("clamp.Tensor", _AT_TIES, has_first=True)
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:  # noqa: A002  torch's names
+    """Of the input, or of the bound that it is beyond; what is no number has the slope 0."""
+    is_inside, is_high = torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)
+    if max is not None:
+        is_inside, is_high = x <= max, x > max if min is None else (x > max) | (min > max)
+    y = torch.where(is_inside if min is None else is_inside & (x >= min), x, 0)
+    if min is not None:
+        y = torch.where(x < min if max is None else (x < min) & (min < max), min, y)
+    return y if max is None else torch.where(is_high, max, y)
+
+
+@completes("clamp_min.Tensor", _AT_TIES, has_first=True)
+def _clamp_min(x: Tensor, min: Tensor) -> Tensor:  # noqa: A002
+    return _clamp(x, min)
+
+
+@completes("clamp_max.Tensor", _AT_TIES, has_first=True)
+def _clamp_max(x: Tensor, max: Tensor) -> Tensor:  # noqa: A002
+    return _clamp(x, None, max)
+
+
+@completes("fmax", _AT_TIES, has_first=True)
+def _fmax(x: Tensor, other: Tensor) -> Tensor:
+    return torch.where((x >= other) | other.isnan(), x, other)
+
+
 @completes("ldexp.Tensor", WRONG_GRADIENT)
 def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
     """torch's power of an integer below 0 is 0 where a gradient is computed."""

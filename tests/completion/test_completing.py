@@ -136,6 +136,10 @@ CALLS = {
     "logit": (lambda x: torch.logit(x.sigmoid(), 0.2), seeded(6)),
     "glu": (F.glu, seeded(2, 6)),
     "hardsigmoid": (F.hardsigmoid, 4 * seeded(6)),
+    "clamp.Tensor": (lambda x: x.square().clamp(W.sin(), x + B), seeded(6)),
+    "clamp_min.Tensor": (lambda x: x.square().clamp_min(x + B), seeded(6)),
+    "clamp_max.Tensor": (lambda x: x.square().clamp_max(x + B), seeded(6)),
+    "fmax": (lambda x: torch.fmax(x.square(), x + B), seeded(6)),
     "huber_loss": (lambda x: F.huber_loss(x, 2 * W, delta=0.7), seeded(6)),
     "soft_margin_loss": (lambda x: F.soft_margin_loss(x, W.sign()), seeded(6)),
     "nll_loss_forward": (

@@ -1,6 +1,8 @@
 """Functions of single elements."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,11 +53,15 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(is_equal, a.detach(), y).to(dtype)
 
 
-_AT_TIES = "forward mode has other slopes than reverse mode at ties and NaN"
+def _completes_ties(name: str) -> Callable[[Any], Any]:
+    """A decorator that enters an operator whose tangents torch has shared between equal arguments, as its gradients, since 2.14."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
+        return lambda formula: formula
+    return completes(name, "before torch 2.14 forward mode has other slopes than reverse mode at ties and NaN", has_first=True)
 
 
-@completes("clamp.Tensor", _AT_TIES, has_first=True)
-def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:  # noqa: A002  torch's names
+@_completes_ties("clamp.Tensor")
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     """Of the input, or of the bound that it is beyond; what is no number has the slope 0."""
     is_inside, is_high = torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)
     if max is not None:
@@ -66,17 +72,17 @@ def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> T
     return y if max is None else torch.where(is_high, max, y)
 
 
-@completes("clamp_min.Tensor", _AT_TIES, has_first=True)
-def _clamp_min(x: Tensor, min: Tensor) -> Tensor:  # noqa: A002
+@_completes_ties("clamp_min.Tensor")
+def _clamp_min(x: Tensor, min: Tensor) -> Tensor:
     return _clamp(x, min)
 
 
-@completes("clamp_max.Tensor", _AT_TIES, has_first=True)
-def _clamp_max(x: Tensor, max: Tensor) -> Tensor:  # noqa: A002
+@_completes_ties("clamp_max.Tensor")
+def _clamp_max(x: Tensor, max: Tensor) -> Tensor:
     return _clamp(x, None, max)
 
 
-@completes("fmax", _AT_TIES, has_first=True)
+@_completes_ties("fmax")
 def _fmax(x: Tensor, other: Tensor) -> Tensor:
     return torch.where((x >= other) | other.isnan(), x, other)
 

@@ -54,7 +54,7 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _completes_ties(name: str) -> Callable[[Any], Any]:
-    """A decorator that enters an operator whose tangents torch has shared between equal arguments, as its gradients, since 2.14."""
+    """A decorator that enters an operator whose equal arguments share tangents as they do gradients since torch 2.14."""
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
         return lambda formula: formula
     return completes(name, "before torch 2.14 forward mode has other slopes than reverse mode at ties and NaN", has_first=True)

@@ -197,6 +197,38 @@ def test_activations_along_constant_directions(name):
         torch.testing.assert_close(along(lambda x: f(x).square(), x), expected)
 
 
+NUMBERS = {
+    "item": lambda x, w: x * w.item(),
+    "float": lambda x, w: x * float(w),
+    "alpha of elu": lambda x, w: nn.functional.elu(x, w),
+    "slope": lambda x, w: nn.functional.leaky_relu(x, w),
+    "scale of attention": lambda x, w: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], scale=w),
+    "alpha of add": lambda x, w: torch.add(x, x, alpha=w),
+    "delta": lambda x, w: nn.functional.huber_loss(x, 0 * x, delta=w),
+    "padding": lambda x, w: nn.functional.pad(x, (1, 1), value=w),
+    "full": lambda x, w: torch.full_like(x, w),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_with_a_tangent_in_a_batch(name):
+    """They are refused in either order of the transforms, as by torch, also where all samples share them; constants are not."""
+    x, w = given(3, 4), torch.full((2,), 0.5)
+    f = lambda w: NUMBERS[name](x, w).sum()  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(f)(w), torch.stack([f(v) for v in w]))
+        with pytest.raises(RuntimeError, match="a tensor with a tangent became a number"):
+            vmap(lambda w: jvp(f, (w,), (w,))[1])(w)
+        with pytest.raises(RuntimeError, match="a tensor with a tangent became a number"):
+            jvp(vmap(f), (w,), (w,))
+        found = vmap(lambda x, w: jvp(lambda x: NUMBERS[name](x, w).sum(), (x,), (x,))[1])(torch.stack([x, x]), w)
+        expected = jvp(lambda x: NUMBERS[name](x, w[0]).sum(), (x,), (x,))[1]
+        torch.testing.assert_close(found, expected.expand(2))
+        torch.testing.assert_close(jvp(lambda v: vmap(lambda x: x * v.item())(x), (w[0],), (w[0],))[0], x / 2)
+        condition = lambda w: w * 2 if w else w  # noqa: E731
+        torch.testing.assert_close(vmap(lambda w: jvp(condition, (w,), (w,))[1])(w), 2 * w)
+
+
 def test_numbers_and_splits_of_a_batch():
     """A number or places that all samples share, as plain code has them; others raise."""
     x, place = given(3, 4), torch.tensor([1, 3])

@@ -4,6 +4,7 @@ where torch has none: modules, decompositions that exported graphs have, and ope
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -318,6 +319,8 @@ def _fill() -> None:
             x(2, 5, 5) + 3 * torch.eye(5).double(),
         )
     _own("linalg.det", torch.linalg.det, torch.diag(torch.tensor([1.0, 2, 0, 3, 4])).double())
+    for p in (1, -math.inf, "fro"):
+        _own("linalg.cond", lambda s, p=p: torch.linalg.cond(s, p), x(2, 3, 3) + 2 * torch.eye(3).double())
     _own("linalg.eigvalsh", lambda s: torch.linalg.eigvalsh(s + s.mT), x(3, 3))
     _own("linalg.eigh", lambda s: [v.abs() for v in torch.linalg.eigh(s + s.mT)], x(3, 3))
     _own("triangular_solve", lambda b, s: torch.triangular_solve(b, s)[0], x(3, 2), x(3, 3) + 2 * torch.eye(3).double())

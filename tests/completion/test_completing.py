@@ -1,6 +1,7 @@
 """torch's own operators inside `completing`: next to differences, next to torch's value and gradient, and as before after it."""
 
 import contextlib
+import math
 import threading
 from pathlib import Path
 
@@ -140,6 +141,10 @@ CALLS = {
     "clamp_min.Tensor": (lambda x: x.square().clamp_min(x + B), seeded(6)),
     "clamp_max.Tensor": (lambda x: x.square().clamp_max(x + B), seeded(6)),
     "fmax": (lambda x: torch.fmax(x.square(), x + B), seeded(6)),
+    "linalg_cond": (lambda a: torch.linalg.cond(a, 1), matrix()),
+    "linalg_cond, of rows": (lambda a: torch.linalg.cond(a, -math.inf), matrix()),
+    "linalg_cond, of singular values": (torch.linalg.cond, matrix()),
+    "linalg_cond.p_str": (lambda a: torch.linalg.cond(torch.stack([a, a.mT @ a]), "fro"), matrix()),
     "huber_loss": (lambda x: F.huber_loss(x, 2 * W, delta=0.7), seeded(6)),
     "soft_margin_loss": (lambda x: F.soft_margin_loss(x, W.sign()), seeded(6)),
     "nll_loss_forward": (
@@ -361,7 +366,8 @@ EAGER = [
     for name in CALLS
     if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks not in (NO_DERIVATIVE, WRONG_GRADIENT, NO_WEIGHTS)
 ]
-EAGER.remove("multi_margin_loss, by weights")
+for torch_raises in ("multi_margin_loss, by weights", "linalg_cond", "linalg_cond, of rows", "linalg_cond.p_str"):
+    EAGER.remove(torch_raises)
 EAGER.remove("_linalg_det, of rank 3")
 
 
@@ -408,6 +414,22 @@ def test_third_derivatives_of_eager_code(name):
     with fullgrad.completing():
         expected = (derivative(x + step, 2) - derivative(x - step, 2)) / 2e-5
         torch.testing.assert_close(derivative(x, 3), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, -1, math.inf, -math.inf, "fro"])
+def test_condition_numbers_of_eager_code(p):
+    """They have torch's value, and every derivative, which torch has none of."""
+    a = torch.stack([matrix(), matrix().mT.exp()])
+    f = lambda a: torch.linalg.cond(a, p).log().sum()  # noqa: E731
+    leaf = a.clone().requires_grad_()
+    with fullgrad.completing():
+        y = f(leaf)
+        assert torch.equal(y.detach(), f(a))
+        (slope,) = torch.autograd.grad(y, leaf, create_graph=True)
+        torch.testing.assert_close(slope.detach(), grad(f)(a))
+        (second,) = torch.autograd.grad(slope.sum(), leaf)
+        torch.testing.assert_close(second, jvp(grad(f), (a,), (torch.ones_like(a),))[1])
+    assert torch.equal(y.detach(), f(a))
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

@@ -396,7 +396,7 @@ def _installed() -> torch.library.Library:
 
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
-    has_first = own.lacks in (NAN_AT_INFINITIES, NAN_EAGER_THIRD)
+    has_first = own.keeps_first or own.lacks in (NAN_AT_INFINITIES, NAN_EAGER_THIRD)
     is_missing = own.is_missing or (lambda args: own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT))
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -677,9 +677,12 @@ class _Given(torch.autograd.Function):
         with torch.set_grad_enabled(has_first):
             values, found = flattened(original(leaves))
         spec.append(found)
-        ctx.formula, ctx.of_torch = formula, (values, leaves) if has_first else None
+        differ = [isinstance(v, Tensor) and (v.requires_grad or not has_first) for v in values]
+        ctx.formula, ctx.of_torch, ctx.differ = formula, (values, leaves) if has_first else None, differ
         if has_first:
             values = [v.detach() if isinstance(v, Tensor) else v for v in values]
+            others = zip(values, differ, strict=True)
+            ctx.mark_non_differentiable(*[v for v, own in others if isinstance(v, Tensor) and not own])
         ctx.save_for_backward(*tensors)
         return tuple(values)
 
@@ -687,7 +690,8 @@ class _Given(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors, of_tensors, count = ctx.saved_tensors, ctx.formula, len(ctx.saved_tensors)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[4:]) if needed])
-        differ = [i for i, g in enumerate(cotangents) if g is not None and (g.is_floating_point() or g.is_complex())]
+        own = [g if differs else None for g, differs in zip(cotangents, ctx.differ, strict=True)]
+        differ = [i for i, g in enumerate(own) if g is not None and (g.is_floating_point() or g.is_complex())]
 
         def formula(*tensors: Tensor) -> tuple[Tensor, ...]:
             found = of_tensors(tensors)

@@ -416,6 +416,38 @@ def test_third_derivatives_of_eager_code(name):
         torch.testing.assert_close(derivative(x, 3), expected, rtol=1e-5, atol=1e-5)
 
 
+BIASED = {
+    "layer_norm": lambda x, b: F.layer_norm(x, (4,), None, b),
+    "group_norm": lambda x, b: F.group_norm(x, 2, None, b),
+    "batch_norm": lambda x, b: F.batch_norm(x, None, None, None, b, training=True),
+    "batch_norm in evaluation": lambda x, b: F.batch_norm(x, W[:4], W[:4].square(), None, b),
+    "batch_norm of graphs": lambda x, b: torch.ops.aten._native_batch_norm_legit.no_stats(x, None, b, True, 0.1, 1e-5)[0],
+    "instance_norm": lambda x, b: F.instance_norm(x[..., None].expand(*x.shape, 2) * W[:2], bias=b),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_norms_with_a_bias_and_no_weight(name):
+    """In eager code they have torch's value and first gradient, where it has one, and the next ones of `torch.func`."""
+    inputs = seeded(3, 4), seeded(4)
+    f = lambda x, b: BIASED[name](x, b).sin().sum()  # noqa: E731
+
+    def first(**kwargs):
+        leaves = [v.clone().requires_grad_() for v in inputs]
+        y = f(*leaves)
+        return y, torch.autograd.grad(y, leaves, **kwargs), leaves
+
+    own = None if name == "group_norm" else first()[1]
+    with fullgrad.completing():
+        y, slopes, leaves = first(create_graph=True)
+        assert torch.equal(y, f(*inputs))
+        torch.testing.assert_close(first()[1], slopes if own is None else own, rtol=0, atol=0)
+        torch.testing.assert_close([v.detach() for v in slopes], list(grad(f, (0, 1))(*inputs)))
+        found = torch.autograd.grad(sum(v.sin().sum() for v in slopes), leaves)
+        expected = grad(lambda *given: sum(v.sin().sum() for v in grad(f, (0, 1))(*given)), (0, 1))(*inputs)
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("p", [1, -1, math.inf, -math.inf, "fro"])
 def test_condition_numbers_of_eager_code(p):
     """They have torch's value, and every derivative, which torch has none of."""

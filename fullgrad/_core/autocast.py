@@ -68,6 +68,22 @@ def without_autocast(device: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def in_float32(device: str) -> Iterator[None]:
+    """A context in which autocast leaves float32 as it is, also at the levels of transforms below, whose keys no context reaches:
+    torch's kernels there are called under the autocast of the user, and would return other dtypes than autograd here has noted.
+    """
+    if not torch.amp.is_autocast_available(device):
+        yield
+        return
+    lower = torch.get_autocast_dtype(device)
+    torch.set_autocast_dtype(device, torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype(device, lower)
+
+
 def is_autocast(device: str) -> bool:
     """Whether autocast is on for a type of device."""
     # torch 2.11 cannot compile the question which devices have autocast: those that run compiled code do.

@@ -4,6 +4,7 @@ where torch has none: modules, decompositions that exported graphs have, and ope
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -279,6 +280,17 @@ def _fill() -> None:
     )
     _own("nn.functional.embedding_bag", lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"), x(4, 2))
     _own("nn.functional.multi_margin_loss", lambda s: F.multi_margin_loss(s, torch.tensor([0, 2])), x(2, 3))
+    labels = torch.tensor([0, 2])
+    for loss in (F.multi_margin_loss, F.nll_loss, F.cross_entropy):
+        for reduction in ("none", "mean"):
+            weighted = functools.partial(loss, reduction=reduction)
+            _own(f"nn.functional.{loss.__name__}", lambda s, w, f=weighted: f(s, labels, weight=w), x(2, 3), x(3, low=1, high=2))
+    _own("nn.functional.nll_loss", lambda s, w: F.nll_loss(s, labels[None], weight=w), x(1, 3, 2), x(3, low=1, high=2))
+    _own(
+        "nn.functional.binary_cross_entropy",
+        lambda s, t, w: F.binary_cross_entropy(s, t, weight=w),
+        *(x(2, 3, low=0.2, high=0.8), x(2, 3, low=0.2, high=0.8), x(3, low=1, high=2)),
+    )
     _own(
         "nn.functional.multilabel_margin_loss",
         lambda s: F.multilabel_margin_loss(s, torch.tensor([[0, 2, -1], [1, -1, 0]])),
@@ -307,6 +319,8 @@ def _fill() -> None:
             x(2, 5, 5) + 3 * torch.eye(5).double(),
         )
     _own("linalg.det", torch.linalg.det, torch.diag(torch.tensor([1.0, 2, 0, 3, 4])).double())
+    for p in (1, -math.inf, "fro"):
+        _own("linalg.cond", lambda s, p=p: torch.linalg.cond(s, p), x(2, 3, 3) + 2 * torch.eye(3).double())
     _own("linalg.eigvalsh", lambda s: torch.linalg.eigvalsh(s + s.mT), x(3, 3))
     _own("linalg.eigh", lambda s: [v.abs() for v in torch.linalg.eigh(s + s.mT)], x(3, 3))
     _own("triangular_solve", lambda b, s: torch.triangular_solve(b, s)[0], x(3, 2), x(3, 3) + 2 * torch.eye(3).double())

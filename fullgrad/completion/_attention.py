@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._core.autocast import is_autocast
+from fullgrad._core.autocast import is_autocast, without_autocast
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import has_data, innermost
 from fullgrad.completion._reductions import logsumexp, softmax
@@ -85,10 +85,19 @@ def _by_blocks(
 
 
 def _lean(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The formula where a user calls it. A compiler decides what is kept, and autocast is torch's to apply."""
-    if is_autocast(query.device.type):
-        return NotImplemented
-    return _by_blocks(query, key, value, *args, size=query_block(query), **kwargs)
+    """The formula where a user calls it, in the precision that autocast gives the arguments. A compiler decides what is kept."""
+    device = query.device.type
+    if is_autocast(device):
+        lower = torch.get_autocast_dtype(device)
+        query, key, value = [_lowered(v, lower) for v in (query, key, value)]
+        args, kwargs = tuple([_lowered(v, lower) for v in args]), {k: _lowered(v, lower) for k, v in kwargs.items()}
+    with without_autocast(device):
+        return _by_blocks(query, key, value, *args, size=query_block(query), **kwargs)
+
+
+def _lowered(v: Any, dtype: torch.dtype) -> Any:
+    """An argument as autocast gives it to torch's kernel."""
+    return v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() and v.dtype != torch.float64 else v
 
 
 def query_block(query: Tensor) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core import checks
+from fullgrad._core.autocast import in_float32
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import (
     SingleLevelFunction,
@@ -395,7 +396,7 @@ def _installed() -> torch.library.Library:
 
 def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     """torch's value with the formula's derivatives, under a transform and in forward mode; in eager code torch's own kernel."""
-    has_first = own.lacks in (NAN_AT_INFINITIES, NAN_EAGER_THIRD)
+    has_first = own.keeps_first or own.lacks in (NAN_AT_INFINITIES, NAN_EAGER_THIRD)
     is_missing = own.is_missing or (lambda args: own.lacks in (NO_DERIVATIVE, WRONG_GRADIENT))
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -479,7 +480,7 @@ def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) ->
         if _is_outside():
             return original(keys, *args, **kwargs)
         check_arguments(op, args, kwargs)
-        found = own.formula(*args, **kwargs)
+        found = _at_level(own.formula, args, kwargs)
         if found is NotImplemented:
             raise NotImplementedError(f"{op.name()} cannot be batched with these arguments.")
         return found.value if isinstance(found, Whole) else found
@@ -529,7 +530,7 @@ def _completed(
         return original(*[_detached(v) for v in args], **{k: _detached(v) for k, v in kwargs.items()})
 
     try:
-        found = formula(*args, **kwargs)
+        found = formula(*args, **kwargs) if is_in_front else _at_level(formula, args, kwargs)
     except Exception:
         values()  # torch's own error, where torch refuses these arguments
         raise
@@ -543,6 +544,15 @@ def _completed(
     if isinstance(found, Tensor):
         return valued(found, given) if is_in_front else _with_value(found, given)
     return tuple([_with_value(y, v) for y, v in zip(found, given, strict=True)])
+
+
+def _at_level(formula: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The formula's result where a transform is processed, in the precision of its arguments."""
+    if not transforms_active():
+        return formula(*args, **kwargs)
+    given = next(_tensors((args, *kwargs.values())), None)
+    with contextlib.nullcontext() if given is None else in_float32(given.device.type):
+        return formula(*args, **kwargs)
 
 
 def _with_value(y: Any, value: Any) -> Any:
@@ -667,9 +677,12 @@ class _Given(torch.autograd.Function):
         with torch.set_grad_enabled(has_first):
             values, found = flattened(original(leaves))
         spec.append(found)
-        ctx.formula, ctx.of_torch = formula, (values, leaves) if has_first else None
+        differ = [isinstance(v, Tensor) and (v.requires_grad or not has_first) for v in values]
+        ctx.formula, ctx.of_torch, ctx.differ = formula, (values, leaves) if has_first else None, differ
         if has_first:
             values = [v.detach() if isinstance(v, Tensor) else v for v in values]
+            others = zip(values, differ, strict=True)
+            ctx.mark_non_differentiable(*[v for v, own in others if isinstance(v, Tensor) and not own])
         ctx.save_for_backward(*tensors)
         return tuple(values)
 
@@ -677,7 +690,8 @@ class _Given(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors, of_tensors, count = ctx.saved_tensors, ctx.formula, len(ctx.saved_tensors)
         where = tuple([i for i, needed in enumerate(ctx.needs_input_grad[4:]) if needed])
-        differ = [i for i, g in enumerate(cotangents) if g is not None and (g.is_floating_point() or g.is_complex())]
+        own = [g if differs else None for g, differs in zip(cotangents, ctx.differ, strict=True)]
+        differ = [i for i, g in enumerate(own) if g is not None and (g.is_floating_point() or g.is_complex())]
 
         def formula(*tensors: Tensor) -> tuple[Tensor, ...]:
             found = of_tensors(tensors)

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad.completion._registry import NO_BATCH, NO_PADDED_THIRD, completes
+from fullgrad.completion._registry import NO_BATCH, NO_PADDED_THIRD, accumulated, completes
 
 
 @completes("conv_tbc", NO_BATCH, batched=True)
 def _conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
     """The convolution of time, batch and channels, in that order."""
-    return functional.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1)
+    own, weight, bias = map(accumulated, (x, weight, bias))
+    y = functional.conv1d(own.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad)
+    return y.permute(2, 0, 1).to(x.dtype)
 
 
 def _pads(args: Sequence[Any]) -> bool:

@@ -1,5 +1,6 @@
 """Determinants, solutions and inverses of matrices."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -222,3 +223,22 @@ def _eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:  # torch's
 def _eig(a: Tensor) -> Any:
     values, v = torch.linalg.eig(a.detach())
     return _refined(a, values, v, torch.linalg.inv_ex(v)[0], a - a.detach())
+
+
+def _is_missing_cond(args: Sequence[Any]) -> bool:
+    return len(args) > 1 and args[1] not in (None, 2, -2, "nuc")
+
+
+def _completes_cond(name: str) -> None:
+    @completes(name, "the gradient raises, but of singular values", is_missing=_is_missing_cond)
+    def cond(a: Tensor, p: Any = None) -> Any:
+        """The norm of a matrix times that of its inverse."""
+        if not _is_missing_cond((a, p)) or not a.numel():
+            return NotImplemented
+        inverse, info = torch.linalg.inv_ex(a)
+        inverse = torch.where((info > 0)[..., None, None], torch.inf, inverse)
+        return torch.linalg.matrix_norm(a, p) * torch.linalg.matrix_norm(inverse, p)
+
+
+_completes_cond("linalg_cond")
+_completes_cond("linalg_cond.p_str")

@@ -1,16 +1,30 @@
 """Losses between predictions and targets."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_FORWARD, NO_SECOND, absolute, accumulated, completes, completes_backward
+from fullgrad.completion._registry import (
+    NO_FORWARD,
+    NO_SECOND,
+    NO_WEIGHTS,
+    absolute,
+    accumulated,
+    completes,
+    completes_backward,
+)
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
     return (loss, loss.mean(), loss.sum())[reduction] if reduction else loss
+
+
+def _needs_gradient(args: Sequence[Any], i: int) -> bool:
+    """Whether torch lacks a derivative in eager code, which it has none of by weights."""
+    return len(args) > i and args[i] is not None and args[i].requires_grad
 
 
 @completes("huber_loss", NO_FORWARD)
@@ -37,17 +51,18 @@ def _positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, 0)
 
 
-@completes("multi_margin_loss", NO_SECOND, batched=True)
+@completes("multi_margin_loss", NO_SECOND, batched=True, is_missing=lambda args: _needs_gradient(args, 4))
 def _multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
     x = torch.atleast_1d(x)
     target = target.reshape(x.shape[:-1])
     loss = _positive(margin - _taken(x, target) + x).pow(p)
+    counts = torch.arange(x.shape[-1], device=x.device) != target.unsqueeze(-1)
     if weight is not None:
+        counts = counts & (loss != 0)  # a weight that is not a number weighs no margin of 0
         loss = loss * weight[target].unsqueeze(-1)
-    others = torch.arange(x.shape[-1], device=x.device) != target.unsqueeze(-1)
-    return _reduced(torch.where(others, loss, 0).sum(-1) / x.shape[-1], reduction)
+    return _reduced(torch.where(counts, loss, 0).sum(-1) / x.shape[-1], reduction)
 
 
 @completes_backward("multi_margin_loss_backward")
@@ -72,3 +87,33 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
 @completes_backward("multilabel_margin_loss_backward")
 def _multilabel_margin_loss_backward(g: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
     return pulled_back(lambda x: _multilabel_margin_loss(x, target, reduction)[0], (x,), (0,), g)[0]
+
+
+# --- Weights: factors of torch's own losses without weights -------------------------------------------------------------------
+
+
+def _completes_nll_loss(name: str) -> None:
+    op = getattr(torch.ops.aten, name).default
+
+    @completes(name, NO_WEIGHTS, is_missing=lambda args: _needs_gradient(args, 2))
+    def loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> Any:
+        if weight is None:
+            return NotImplemented
+        each, kept = op(x, target, None, 0, ignored)[0], target != ignored
+        weights = torch.where(kept, accumulated(weight)[torch.where(kept, target, 0)], 0)
+        loss, total = torch.where(kept, each * weights, 0), weights.sum() if reduction else weights.new_zeros(())
+        if reduction:
+            loss = loss.sum() / total if reduction == 1 else loss.sum()
+        return loss.to(x.dtype), total.to(x.dtype)
+
+
+_completes_nll_loss("nll_loss_forward")
+_completes_nll_loss("nll_loss2d_forward")
+
+
+@completes("binary_cross_entropy", NO_WEIGHTS, is_missing=lambda args: _needs_gradient(args, 2))
+def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
+    if weight is None:
+        return NotImplemented
+    each = accumulated(torch.ops.aten.binary_cross_entropy.default(x, target, None, 0))
+    return _reduced(each * weight, reduction).to(x.dtype)

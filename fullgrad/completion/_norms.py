@@ -1,6 +1,6 @@
 """`native_layer_norm`, `native_group_norm` and `native_batch_norm`, whose statistics have derivatives of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,12 @@ def _of_unit_size(x: Tensor, dims: tuple[int, ...], eps: Any) -> tuple[Tensor, T
     return x * inverse, inverse / unit
 
 
-@completes("native_layer_norm", WRONG, issue=196700)
+def _has_bias_alone(weight: int) -> Callable[[Sequence[Any]], bool]:
+    """Whether a norm has a bias that is differentiated, and no weight, by the place of that: torch fails where it has none."""
+    return lambda args: args[weight] is None and args[weight + 1] is not None and args[weight + 1].requires_grad
+
+
+@completes("native_layer_norm", WRONG, issue=196700, is_missing=_has_bias_alone(2), keeps_first=True)
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
     y, mean, inverse = _normalized(accumulated(x), tuple(range(-len(shape), 0)), eps)
     y = y if weight is None else y * weight
@@ -76,7 +81,7 @@ def _with_bias(
     return [v if needed else None for v, needed in zip(every, is_needed, strict=True)]
 
 
-@completes("native_group_norm", WRONG, issue=198017)
+@completes("native_group_norm", WRONG, issue=198017, is_missing=_has_bias_alone(1))
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor, ...]:
@@ -87,7 +92,7 @@ def _group_norm(
     return y.to(x.dtype), _stored(mean.squeeze(-1), x), _stored(inverse.squeeze(-1), x)
 
 
-@completes("native_batch_norm", WRONG, issue=196699)
+@completes("native_batch_norm", WRONG, issue=196699, is_missing=_has_bias_alone(1), keeps_first=True)
 def _batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -138,19 +143,19 @@ def _batch_norm_backward_of_graphs(*args: Any) -> list[Tensor | None]:
     return _batch_norm_backward(*args[:-1])  # the last one is memory of cuDNN
 
 
-@completes("_native_batch_norm_legit", WRONG)
+@completes("_native_batch_norm_legit", WRONG, is_missing=_has_bias_alone(1), keeps_first=True)
 def _batch_norm_of_graphs(*args: Any) -> tuple[Tensor, ...]:
     return _batch_norm(*args)
 
 
-@completes("_native_batch_norm_legit.no_stats", WRONG)
+@completes("_native_batch_norm_legit.no_stats", WRONG, is_missing=_has_bias_alone(1), keeps_first=True)
 def _batch_norm_without_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, ...]:
     return _batch_norm(x, weight, bias, None, None, training, momentum, eps)
 
 
-@completes("_batch_norm_with_update", WRONG)
+@completes("_batch_norm_with_update", WRONG, is_missing=_has_bias_alone(1), keeps_first=True)
 def _batch_norm_with_update(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> tuple[Tensor, ...]:
@@ -158,7 +163,7 @@ def _batch_norm_with_update(
     return *found, torch.empty(0, dtype=torch.uint8, device=x.device)
 
 
-@completes("cudnn_batch_norm", WRONG, issue=196699)
+@completes("cudnn_batch_norm", WRONG, issue=196699, is_missing=_has_bias_alone(1), keeps_first=True)
 def _cudnn_batch_norm(*args: Any) -> tuple[Tensor, ...]:
     return *_batch_norm(*args), torch.empty(0, dtype=torch.uint8, device=args[0].device)
 

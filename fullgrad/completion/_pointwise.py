@@ -1,6 +1,8 @@
 """Functions of single elements."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +51,40 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     high, low = torch.where(a >= b, a, b), torch.where(a >= b, b, a)
     y = high + torch.log1p(torch.exp(torch.where(is_equal, 0, low - high)))
     return torch.where(is_equal, a.detach(), y).to(dtype)
+
+
+def _completes_ties(name: str) -> Callable[[Any], Any]:
+    """A decorator that enters an operator whose equal arguments share tangents as they do gradients since torch 2.14."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
+        return lambda formula: formula
+    return completes(name, "before torch 2.14 forward mode has other slopes than reverse mode at ties and NaN", has_first=True)
+
+
+@_completes_ties("clamp.Tensor")
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """Of the input, or of the bound that it is beyond; what is no number has the slope 0."""
+    is_inside, is_high = torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)
+    if max is not None:
+        is_inside, is_high = x <= max, x > max if min is None else (x > max) | (min > max)
+    y = torch.where(is_inside if min is None else is_inside & (x >= min), x, 0)
+    if min is not None:
+        y = torch.where(x < min if max is None else (x < min) & (min < max), min, y)
+    return y if max is None else torch.where(is_high, max, y)
+
+
+@_completes_ties("clamp_min.Tensor")
+def _clamp_min(x: Tensor, min: Tensor) -> Tensor:
+    return _clamp(x, min)
+
+
+@_completes_ties("clamp_max.Tensor")
+def _clamp_max(x: Tensor, max: Tensor) -> Tensor:
+    return _clamp(x, None, max)
+
+
+@_completes_ties("fmax")
+def _fmax(x: Tensor, other: Tensor) -> Tensor:
+    return torch.where((x >= other) | other.isnan(), x, other)
 
 
 @completes("ldexp.Tensor", WRONG_GRADIENT)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import active_transforms, innermost
+from fullgrad._dispatch import active_transforms, has_tangent, innermost
 from fullgrad.completion._registry import (
     NO_FORWARD,
     NO_SECOND,
@@ -18,6 +18,16 @@ from fullgrad.completion._registry import (
 )
 
 
+def _refuse_derivative(operator: str, arguments: dict[str, Any]) -> None:
+    """Raise where a derivative is asked for by an argument of which torch declares none."""
+    for name, v in arguments.items():
+        if isinstance(v, Tensor) and (v.requires_grad or has_tangent(v)):
+            raise RuntimeError(
+                f"{operator} is not differentiable with respect to its argument '{name}', in torch and inside completing; detach"
+                " that, or use fullgrad.quantizers, which learn it."
+            )
+
+
 def _straight_through(x: Tensor, value: Tensor, mask: Tensor) -> Any:
     return Whole((valued(torch.where(mask, x, 0), value), mask))
 
@@ -28,14 +38,17 @@ def _per_tensor(x: Tensor, *args: Any) -> Any:
 
 
 @completes("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", NO_FORWARD)
-def _per_tensor_by_tensors(x: Tensor, *args: Any) -> Any:
-    found = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(x.detach(), *args)
+def _per_tensor_by_tensors(x: Tensor, scale: Tensor, zero_point: Tensor, *args: Any) -> Any:
+    _refuse_derivative("fake_quantize_per_tensor_affine", {"scale": scale, "zero_point": zero_point})
+    found = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(x.detach(), scale, zero_point, *args)
     return _straight_through(x, *found)
 
 
 @completes("fake_quantize_per_channel_affine_cachemask", NO_FORWARD)
-def _per_channel(x: Tensor, *args: Any) -> Any:
-    return _straight_through(x, *torch.ops.aten.fake_quantize_per_channel_affine_cachemask(x.detach(), *args))
+def _per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, *args: Any) -> Any:
+    _refuse_derivative("fake_quantize_per_channel_affine", {"scale": scale, "zero_point": zero_point})
+    found = torch.ops.aten.fake_quantize_per_channel_affine_cachemask(x.detach(), scale, zero_point, *args)
+    return _straight_through(x, *found)
 
 
 @completes("_fused_moving_avg_obs_fq_helper", NO_FORWARD, batched=True)
@@ -54,7 +67,8 @@ def _observed(
     per_row_fake_quant: bool = False,
     symmetric_quant: bool = False,
 ) -> Any:
-    bounds = quant_min, quant_max
+    bounds, of_observer = (quant_min, quant_max), {"running_min": running_min, "running_max": running_max}
+    _refuse_derivative("fused_moving_avg_obs_fake_quant", {**of_observer, "scale": scale, "zero_point": zero_point})
     if "Vmap" not in active_transforms():
         observer = running_min, running_max, scale, zero_point, averaging_const, *bounds
         options = ch_axis, per_row_fake_quant, symmetric_quant

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import innermost
-from fullgrad.completion._registry import NO_BATCH, NO_FORWARD, Whole, completes, completes_backward
+from fullgrad.completion._registry import NO_BATCH, NO_FORWARD, Whole, accumulated, completes, completes_backward
 
 # A step takes the input's part of the gates, the states, and the weights and biases of the states.
 State = tuple[Tensor, ...]
@@ -177,15 +177,19 @@ _completes_one_state("rnn_relu", _relu_step)
 
 @completes("lstm_cell", NO_BATCH, batched=True)
 def _lstm_cell(x: Tensor, states: Sequence[Tensor], *parameters: Tensor | None) -> State:
-    own = [p for p in parameters if p is not None]
-    return _lstm_step(_linear(x, own, 0), tuple(states), own)
+    return _one_step(_lstm_step, x, states, parameters)
+
+
+def _one_step(step: Step, x: Tensor, state: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> State:
+    own = [accumulated(p) for p in parameters if p is not None]
+    found = step(_linear(accumulated(x), own, 0), tuple(map(accumulated, state)), own)
+    return tuple([y.to(s.dtype) for y, s in zip(found, state, strict=True)])
 
 
 def _completes_cell(name: str, step: Step) -> None:
     @completes(name, NO_BATCH, batched=True)
     def cell(x: Tensor, state: Tensor, *parameters: Tensor | None) -> Tensor:
-        own = [p for p in parameters if p is not None]
-        return step(_linear(x, own, 0), (state,), own)[0]
+        return _one_step(step, x, (state,), parameters)[0]
 
 
 _completes_cell("gru_cell", _gru_step)

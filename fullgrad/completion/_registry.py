@@ -24,6 +24,7 @@ NO_VMAP = "vmap does not batch it"
 NO_DERIVATIVE = "there is no derivative"
 WRONG_GRADIENT = "the gradient is wrong"
 REFUSED = "the gradient is wrong; inside it is refused"
+NO_WEIGHTS = "the tangent by weights is 0, and there is no gradient by them"
 NO_BATCH = "there is no batch of gradients by its parameters, nor a derivative of cuDNN's backward"
 
 
@@ -33,8 +34,8 @@ class Completed(NamedTuple):
     ``formula`` is made of torch's operations alone, since torch refuses others where it has begun to process a transform.
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
     torch cannot batch it, and ``issue`` is torch's public one. With ``has_first`` torch's first derivative in reverse mode is
-    right, and taken where it is all that is asked for. With some arguments torch has no derivative in eager code either, as
-    ``is_missing`` says of them.
+    right, and taken where it is all that is asked for. With some arguments torch lacks a derivative in eager code, too, as
+    ``is_missing`` says of them; with ``keeps_first`` that is none of the first ones.
     """
 
     formula: Callable[..., Any]
@@ -45,6 +46,7 @@ class Completed(NamedTuple):
     slopes: Callable[..., "Slopes"] | None = None
     has_first: bool = False
     is_missing: Callable[[Sequence[Any]], bool] | None = None
+    keeps_first: bool = False
 
 
 # The derivatives of a function of single elements by its arguments, by their places: each a function that computes it, and the
@@ -109,11 +111,13 @@ def completes(
     issue: int | None = None,
     has_first: bool = False,
     is_missing: Callable[[Sequence[Any]], bool] | None = None,
+    keeps_first: bool = False,
 ) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        COMPLETED[name] = Completed(formula, lacks, batched, lean, issue, has_first=has_first, is_missing=is_missing)
+        own = Completed(formula, lacks, batched, lean, issue, None, has_first, is_missing, keeps_first)
+        COMPLETED[name] = own
         return formula
 
     return enter

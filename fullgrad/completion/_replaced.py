@@ -13,6 +13,7 @@ from fullgrad._dispatch import (
     has_data,
     innermost,
     is_wrapped,
+    tangent_levels,
     vmaps_share_draws,
 )
 from fullgrad.completion._registry import replaces
@@ -79,6 +80,18 @@ def _narrow(x: Tensor, dim: int, start: Tensor, length: int) -> Any:
     if start.ndim or start.is_floating_point() or start.is_complex() or start.dtype == torch.bool:
         return NotImplemented  # torch has the words
     return x.narrow(dim, int(start), length)
+
+
+@replaces("item")
+def _item(x: Tensor) -> Any:
+    """torch refuses the number of a batch; one that all samples share would lose its tangent without an error."""
+    is_batched = innermost(x).ndim > x.ndim
+    if is_batched and x.is_floating_point() and tangent_levels([x]):
+        raise RuntimeError(
+            "vmap: a tensor with a tangent became a number, which has none: by `item()` or `float(x)`, or as an argument that"
+            " torch takes for a number, such as the `alpha` of elu. Write the formula with the tensor, or detach it."
+        )
+    return NotImplemented
 
 
 @replaces("_nested_tensor_from_mask_left_aligned")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullgrad.completion._reductions import softmax
-from fullgrad.completion._registry import NO_DERIVATIVE, completes
+from fullgrad.completion._registry import NO_DERIVATIVE, accumulated, completes
 
 
 @completes("_native_multi_head_attention", NO_DERIVATIVE, batched=True)
@@ -29,16 +29,17 @@ def _multi_head_attention(
 ) -> Any:
     if query.is_nested:
         return NotImplemented
-    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
-    given = [x @ w.mT + b for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+    dtype, weights, biases = query.dtype, accumulated(qkv_weight).chunk(3), accumulated(qkv_bias).chunk(3)
+    given = [accumulated(x) @ w.mT + b for x, w, b in zip((query, key, value), weights, biases, strict=True)]
     q, k, v = [x.unflatten(-1, (num_head, -1)).transpose(1, 2) for x in given]
     scores = (q / math.sqrt(q.shape[-1])) @ k.mT
     if mask is not None:  # of the keys of each sample, or of all pairs
         mask = mask[:, None, None] if mask_type == 1 else mask
         scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     shares = softmax(scores, -1)
-    y = (shares @ v).transpose(1, 2).flatten(-2) @ proj_weight.mT + proj_bias
-    return y, (shares.mean(1) if average_attn_weights else shares) if need_weights else y.new_empty(0)
+    y = (shares @ v).transpose(1, 2).flatten(-2) @ accumulated(proj_weight).mT + proj_bias
+    shares = shares.mean(1) if average_attn_weights else shares
+    return y.to(dtype), shares.to(dtype) if need_weights else query.new_empty(0)
 
 
 @completes("_transformer_encoder_layer_fwd", NO_DERIVATIVE, batched=True)

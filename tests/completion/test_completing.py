@@ -1,6 +1,7 @@
 """torch's own operators inside `completing`: next to differences, next to torch's value and gradient, and as before after it."""
 
 import contextlib
+import math
 import threading
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import fullgrad
 from fullgrad.completion import _completing
-from fullgrad.completion._registry import COMPLETED, NO_DERIVATIVE, NO_VMAP, WRONG_GRADIENT
+from fullgrad.completion._registry import COMPLETED, NO_DERIVATIVE, NO_VMAP, NO_WEIGHTS, WRONG_GRADIENT
 
 # torch.cholesky is deprecated, and index_reduce in beta.
 pytestmark = [
@@ -136,8 +137,36 @@ CALLS = {
     "logit": (lambda x: torch.logit(x.sigmoid(), 0.2), seeded(6)),
     "glu": (F.glu, seeded(2, 6)),
     "hardsigmoid": (F.hardsigmoid, 4 * seeded(6)),
+    "clamp.Tensor": (lambda x: x.square().clamp(W.sin(), x + B), seeded(6)),
+    "clamp_min.Tensor": (lambda x: x.square().clamp_min(x + B), seeded(6)),
+    "clamp_max.Tensor": (lambda x: x.square().clamp_max(x + B), seeded(6)),
+    "fmax": (lambda x: torch.fmax(x.square(), x + B), seeded(6)),
+    "linalg_cond": (lambda a: torch.linalg.cond(a, 1), matrix()),
+    "linalg_cond, of rows": (lambda a: torch.linalg.cond(a, -math.inf), matrix()),
+    "linalg_cond, of singular values": (torch.linalg.cond, matrix()),
+    "linalg_cond.p_str": (lambda a: torch.linalg.cond(torch.stack([a, a.mT @ a]), "fro"), matrix()),
     "huber_loss": (lambda x: F.huber_loss(x, 2 * W, delta=0.7), seeded(6)),
     "soft_margin_loss": (lambda x: F.soft_margin_loss(x, W.sign()), seeded(6)),
+    "nll_loss_forward": (
+        lambda x: F.nll_loss(x[:6].reshape(2, 3), torch.tensor([1, 0]), weight=x[6:].square()),
+        seeded(9),
+    ),
+    "nll_loss_forward, of which one is ignored": (
+        lambda x: F.cross_entropy(x[:6].reshape(2, 3), torch.tensor([1, 0]), x[6:], ignore_index=0, reduction="sum"),
+        seeded(9),
+    ),
+    "nll_loss2d_forward": (
+        lambda x: F.cross_entropy(x[:6].reshape(1, 3, 2), torch.tensor([[1, 0]]), x[6:].square(), label_smoothing=0.1),
+        seeded(9),
+    ),
+    "binary_cross_entropy": (
+        lambda x: F.binary_cross_entropy(x[:3].sigmoid(), x[3:6].sigmoid(), x[6:], reduction="none"),
+        seeded(9),
+    ),
+    "multi_margin_loss, by weights": (
+        lambda x: F.multi_margin_loss(x[:6].reshape(2, 3), torch.tensor([1, 0]), p=2, weight=x[6:], reduction="none"),
+        seeded(9),
+    ),
     "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([1, 0]), p=2, weight=W[:3].square()), seeded(2, 3)),
     "multilabel_margin_loss_forward": (
         lambda x: F.multilabel_margin_loss(x, torch.tensor([[2, 0, -1], [1, -1, 0]])),
@@ -274,6 +303,9 @@ CALLS = {
 
 if not hasattr(torch.ops.aten, "cholesky"):
     del CALLS["cholesky"]  # which torch 2.15 has no more
+if "fmax" not in COMPLETED:
+    for of_ties in ("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor", "fmax"):
+        del CALLS[of_ties]  # which torch has right since 2.14
 
 
 def test_every_operator_has_a_call():
@@ -332,8 +364,10 @@ def test_third_derivatives_of_products():
 EAGER = [
     name
     for name in CALLS
-    if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks not in (NO_DERIVATIVE, WRONG_GRADIENT)
+    if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks not in (NO_DERIVATIVE, WRONG_GRADIENT, NO_WEIGHTS)
 ]
+for torch_raises in ("multi_margin_loss, by weights", "linalg_cond", "linalg_cond, of rows", "linalg_cond.p_str"):
+    EAGER.remove(torch_raises)
 EAGER.remove("_linalg_det, of rank 3")
 
 
@@ -380,6 +414,73 @@ def test_third_derivatives_of_eager_code(name):
     with fullgrad.completing():
         expected = (derivative(x + step, 2) - derivative(x - step, 2)) / 2e-5
         torch.testing.assert_close(derivative(x, 3), expected, rtol=1e-5, atol=1e-5)
+
+
+BIASED = {
+    "layer_norm": lambda x, b: F.layer_norm(x, (4,), None, b),
+    "group_norm": lambda x, b: F.group_norm(x, 2, None, b),
+    "batch_norm": lambda x, b: F.batch_norm(x, None, None, None, b, training=True),
+    "batch_norm in evaluation": lambda x, b: F.batch_norm(x, W[:4], W[:4].square(), None, b),
+    "batch_norm of graphs": lambda x, b: torch.ops.aten._native_batch_norm_legit.no_stats(x, None, b, True, 0.1, 1e-5)[0],
+    "instance_norm": lambda x, b: F.instance_norm(x[..., None].expand(*x.shape, 2) * W[:2], bias=b),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_norms_with_a_bias_and_no_weight(name):
+    """In eager code they have torch's value and first gradient, where it has one, and the next ones of `torch.func`."""
+    inputs = seeded(3, 4), seeded(4)
+    f = lambda x, b: BIASED[name](x, b).sin().sum()  # noqa: E731
+
+    def first(**kwargs):
+        leaves = [v.clone().requires_grad_() for v in inputs]
+        y = f(*leaves)
+        return y, torch.autograd.grad(y, leaves, **kwargs), leaves
+
+    own = None if name == "group_norm" else first()[1]
+    with fullgrad.completing():
+        y, slopes, leaves = first(create_graph=True)
+        assert torch.equal(y, f(*inputs))
+        torch.testing.assert_close(first()[1], slopes if own is None else own, rtol=0, atol=0)
+        torch.testing.assert_close([v.detach() for v in slopes], list(grad(f, (0, 1))(*inputs)))
+        found = torch.autograd.grad(sum(v.sin().sum() for v in slopes), leaves)
+        expected = grad(lambda *given: sum(v.sin().sum() for v in grad(f, (0, 1))(*given)), (0, 1))(*inputs)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("p", [1, -1, math.inf, -math.inf, "fro"])
+def test_condition_numbers_of_eager_code(p):
+    """They have torch's value, and every derivative, which torch has none of."""
+    a = torch.stack([matrix(), matrix().mT.exp()])
+    f = lambda a: torch.linalg.cond(a, p).log().sum()  # noqa: E731
+    leaf = a.clone().requires_grad_()
+    with fullgrad.completing():
+        y = f(leaf)
+        assert torch.equal(y.detach(), f(a))
+        (slope,) = torch.autograd.grad(y, leaf, create_graph=True)
+        torch.testing.assert_close(slope.detach(), grad(f)(a))
+        (second,) = torch.autograd.grad(slope.sum(), leaf)
+        torch.testing.assert_close(second, jvp(grad(f), (a,), (torch.ones_like(a),))[1])
+    assert torch.equal(y.detach(), f(a))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", [F.nll_loss, F.cross_entropy, F.multi_margin_loss, F.binary_cross_entropy])
+def test_weights_of_losses(loss, reduction):
+    """Constant ones leave eager code torch's own; else there is a gradient by them, which is that of `torch.func`."""
+    target = B[:6].sigmoid().reshape(2, 3) if loss is F.binary_cross_entropy else torch.tensor([2, 0])
+    x, weight = W.sigmoid().reshape(2, 3), B[:3].exp()
+    f = lambda x, weight: loss(x, target, weight=weight, reduction=reduction).sin().sum()  # noqa: E731
+    leaf, both = x.clone().requires_grad_(), [v.clone().requires_grad_() for v in (x, weight)]
+    expected = torch.autograd.grad(f(leaf, weight), leaf)[0]
+    with fullgrad.completing():
+        torch.testing.assert_close(torch.autograd.grad(f(leaf, weight), leaf)[0], expected, rtol=0, atol=0)
+        found = torch.autograd.grad(f(*both), both)
+        torch.testing.assert_close(found, grad(f, (0, 1))(x, weight))
+        torch.testing.assert_close(found[0], expected)
+        value, tangent = jvp(f, (x, weight), (x, weight))
+    torch.testing.assert_close(value, f(x, weight), rtol=0, atol=0)
+    torch.testing.assert_close(tangent, sum((g * v).sum() for g, v in zip(found, (x, weight), strict=True)))
 
 
 def test_integer_exponents_have_a_gradient():

@@ -124,6 +124,40 @@ def test_learned_scales_have_torchs_gradients(is_per_channel):
         torch.testing.assert_close(torch.autograd.grad(slopes.sum(), leaves[1])[0], second)
 
 
+RANGES = [torch.tensor([-1.0, -1]), torch.tensor([1.0, 1])]
+BY_PARAMETERS = {
+    "scale": (lambda x, s: torch.fake_quantize_per_tensor_affine(x, s, ZEROS[0], -4, 3), SCALES[0]),
+    "zero_point": (lambda x, z: torch.fake_quantize_per_tensor_affine(x, SCALES[0], z, -4, 3), torch.tensor(1.0)),
+    "scale of channels": (lambda x, s: torch.fake_quantize_per_channel_affine(x, s, ZEROS, 0, -4, 3), SCALES),
+    "zero_point of channels": (
+        lambda x, z: torch.fake_quantize_per_channel_affine(x, SCALES, z, 0, -4, 3),
+        torch.tensor([1.0, 2.0]),
+    ),
+    "running_min": (
+        lambda x, m: torch.fused_moving_avg_obs_fake_quant(x, OFF, ON, m, RANGES[1], SCALES, ZEROS, 0.01, -4, 3, 0, True),
+        RANGES[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "jvp of grad", "vmap of grad"])
+@pytest.mark.parametrize("name", BY_PARAMETERS)
+def test_parameters_of_fake_quantization_are_refused(name, transform):
+    """By name: torch declares no derivative by them. In a derivative by what is quantized they may vary at a level below."""
+    f, s = BY_PARAMETERS[name]
+    x = torch.tensor([[0.1, 0.2], [0.3, -0.4]])
+    loss = lambda s, x=x: f(x, s).sin().sum()  # noqa: E731
+    transforms = {
+        "grad": lambda: grad(loss)(s),
+        "jvp": lambda: jvp(loss, (s,), (s,)),
+        "jvp of grad": lambda: jvp(lambda s: grad(loss, 1)(s, x), (s,), (s,)),
+        "vmap of grad": lambda: vmap(grad(loss))(torch.stack([s, 2 * s])),
+    }
+    words = f"not differentiable .* '{name.partition(' ')[0]}'|switch it off first"  # of a batch of observers
+    with fullgrad.completing(), pytest.raises(RuntimeError, match=words):
+        transforms[transform]()
+
+
 def test_observers_of_a_batch_are_refused():
     """Their statistics are those of one tensor; where one is switched on, a forward mode updates it once."""
     state = [torch.tensor([v]) for v in (-1.0, 1.0, 0.1)]
@@ -161,6 +195,38 @@ def test_activations_along_constant_directions(name):
     with fullgrad.completing():
         torch.testing.assert_close(vmap(lambda x: along(loss, x))(x), expected)
         torch.testing.assert_close(along(lambda x: f(x).square(), x), expected)
+
+
+NUMBERS = {
+    "item": lambda x, w: x * w.item(),
+    "float": lambda x, w: x * float(w),
+    "alpha of elu": lambda x, w: nn.functional.elu(x, w),
+    "slope": lambda x, w: nn.functional.leaky_relu(x, w),
+    "scale of attention": lambda x, w: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], scale=w),
+    "alpha of add": lambda x, w: torch.add(x, x, alpha=w),
+    "delta": lambda x, w: nn.functional.huber_loss(x, 0 * x, delta=w),
+    "padding": lambda x, w: nn.functional.pad(x, (1, 1), value=w),
+    "full": lambda x, w: torch.full_like(x, w),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_with_a_tangent_in_a_batch(name):
+    """They are refused in either order of the transforms, as by torch, also where all samples share them; constants are not."""
+    x, w = given(3, 4), torch.full((2,), 0.5)
+    f = lambda w: NUMBERS[name](x, w).sum()  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(f)(w), torch.stack([f(v) for v in w]))
+        with pytest.raises(RuntimeError, match="a tensor with a tangent became a number"):
+            vmap(lambda w: jvp(f, (w,), (w,))[1])(w)
+        with pytest.raises(RuntimeError, match="a tensor with a tangent became a number"):
+            jvp(vmap(f), (w,), (w,))
+        found = vmap(lambda x, w: jvp(lambda x: NUMBERS[name](x, w).sum(), (x,), (x,))[1])(torch.stack([x, x]), w)
+        expected = jvp(lambda x: NUMBERS[name](x, w[0]).sum(), (x,), (x,))[1]
+        torch.testing.assert_close(found, expected.expand(2))
+        torch.testing.assert_close(jvp(lambda v: vmap(lambda x: x * v.item())(x), (w[0],), (w[0],))[0], x / 2)
+        condition = lambda w: w * 2 if w else w  # noqa: E731
+        torch.testing.assert_close(vmap(lambda w: jvp(condition, (w,), (w,))[1])(w), 2 * w)
 
 
 def test_numbers_and_splits_of_a_batch():

@@ -13,6 +13,7 @@ from fullgrad._dispatch import (
     has_data,
     innermost,
     is_wrapped,
+    transforms_active,
     vmaps_share_draws,
 )
 from fullgrad.completion._registry import replaces
@@ -54,6 +55,29 @@ def _share_memory(x: Tensor, y: Tensor) -> bool:
 
 for _name in _READ_TWICE:
     _replaces_with_copies(_name)
+
+
+# torch's loop over a batch writes to views of a tensor, all of them at once, which tangents without memory cannot follow.
+_WRITTEN_BY_LOOPS = ("scatter_.src", "scatter_.value", "index_copy_", "put_", "masked_fill_.Tensor")
+
+
+def _replaces_by_a_copy(name: str) -> None:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet[:-1]), overload or "default")
+
+    @replaces(name)
+    def by_a_copy(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.copy_(op(x, *args, **kwargs)) if "Vmap" in active_transforms() else NotImplemented
+
+
+for _name in _WRITTEN_BY_LOOPS:
+    _replaces_by_a_copy(_name)
+
+
+@replaces("fill_.Tensor")
+def _fill_in_place(x: Tensor, value: Tensor) -> Any:
+    """Newer versions of torch compare the memory of both, which tensors of transforms lack."""
+    return x.copy_(value.expand(x.shape)) if transforms_active() and not value.ndim else NotImplemented
 
 
 @replaces("rrelu")

@@ -111,6 +111,31 @@ def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
     return False
 
 
+@replaces("index_put")
+def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Any:
+    """Numbers that are the same wherever a mask is True are written to as many places as it selects in each sample."""
+    *whole, mask = indices or [None]
+    if mask is None or mask.dtype != torch.bool or any(v is not None for v in whole) or "Vmap" not in active_transforms():
+        return NotImplemented
+    start, stop = len(whole), len(whole) + mask.ndim
+    rest = x.ndim - stop  # the dimensions after those of the mask, before which the selected ones are one of the values
+    if not is_wrapped(mask) or mask.shape != x.shape[start:stop] or values.dtype != x.dtype:
+        return NotImplemented  # torch has the words
+    if values.ndim > rest:
+        where = values.ndim - rest - 1
+        if values.shape[where] != 1:
+            return NotImplemented  # as many values as the mask selects
+        values = values.reshape(*values.shape[:where], *[1] * mask.ndim, *values.shape[where + 1 :])
+    y = torch.where(mask.reshape(*mask.shape, *[1] * rest), x + values if accumulate else values, x)
+    return y if y.shape == x.shape else NotImplemented
+
+
+@replaces("index_put_")
+def _index_put_in_place(x: Tensor, *args: Any) -> Any:
+    y = _index_put(x, *args)
+    return x.copy_(y) if isinstance(y, Tensor) else NotImplemented
+
+
 @replaces("column_stack")
 def _column_stack(tensors: Any) -> Tensor:
     return torch.hstack([v.reshape(-1, 1) if v.ndim < 2 else v for v in tensors])

@@ -63,6 +63,29 @@ def test_grids_that_are_no_numbers(padding, mode, value):
     torch.testing.assert_close((slopes * x).sum((1, 2, 3, 4)), expected.nan_to_num(0, 0, 0).sum((1, 2, 3, 4)))  # it is linear
 
 
+GRIDS = [("bilinear", "zeros"), *itertools.product(("nearest", "bicubic"), ("zeros", "border", "reflection"))]
+
+
+@pytest.mark.parametrize(("mode", "padding"), GRIDS)
+@pytest.mark.parametrize("align", [True, False])
+def test_gradients_at_grids_that_are_no_numbers(mode, padding, align):
+    """They are torch's own, NaN where these are; torch crashes there in other cases."""
+    places = [
+        p for p in itertools.product((math.nan, math.inf, -math.inf, 0.2, -1.7), repeat=2) if not all(map(math.isfinite, p))
+    ]
+    f = lambda x, g: (F.grid_sample(x, g, mode, padding, align) * torch.tensor([1.0, 2.0]).reshape(2, 1, 1)).sum()  # noqa: E731
+    for place in places:
+        x, g = torch.stack([X, X.sin()])[None, :, :3], torch.tensor([[[place, (0.1, -0.3)]]])
+        leaves = [v.clone().requires_grad_() for v in (x, g)]
+        expected = torch.autograd.grad(f(*leaves), leaves)
+        with fullgrad.completing():
+            for found in (
+                grad(f, (0, 1))(x, g),
+                tuple(v[0] for v in vmap(grad(f, (0, 1)))(x[None], g[None])),
+            ):
+                torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
 def test_reductions_of_nothing(reduce, include_self):

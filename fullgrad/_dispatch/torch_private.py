@@ -840,6 +840,17 @@ def below_transforms(function: Callable[[], Any]) -> Any:
         push(layer)
 
 
+_neg_view = _optional("_neg_view", torch.neg, "a tangent of an imaginary part is not written through")
+_without_key = _optional("_C._ExcludeDispatchKeyGuard", None, _ADOPT)
+
+
+def of_each_sample(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """A function of single elements that makes a view of a tensor of a batch, in a kernel of `vmap`."""
+    batched = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+    with _without_key(batched):
+        return add_batch_dim(function(get_unwrapped(tensor)), _batch_dim(tensor), level_of(tensor))
+
+
 def becomes_writable(tensor: Tensor) -> bool:
     """Whether a symbolic zero, which no other tensor shares but the one that it is a view of, has become zeros with memory."""
     base = tensor._base if tensor._is_view() else None
@@ -855,7 +866,7 @@ def becomes_writable(tensor: Tensor) -> bool:
     for v in shared:
         own = memory.view(v.dtype).as_strided(v.shape, v.stride(), v.storage_offset())
         own = own.conj() if v.is_conj() else own
-        v.data = torch._neg_view(own) if v.is_neg() else own
+        v.data = _neg_view(own) if v.is_neg() else own
     return True
 
 

@@ -616,3 +616,34 @@ def test_variances_of_samples_that_are_infinite_or_none():
     with fullgrad.completing():
         found = vmap(lambda df: D.StudentT(df, 0.0, 2.0, validate_args=False).variance)(df)
     torch.testing.assert_close(found, D.StudentT(df, 0.0, 2.0, validate_args=False).variance, rtol=0, atol=0, equal_nan=True)
+
+
+OF_CONJUGATES = {
+    "imaginary part": lambda z: z.conj().imag.sin() * z.mH.imag.mT,
+    "imaginary part of a row": lambda z: z.conj()[0].imag * z.imag[1],
+    "transform": lambda z: torch.fft.hfft(z.real.to(z.dtype)).sin(),
+    "what is written": lambda z: torch.view_as_real(written_to_imaginary_part(z)).sin(),
+}
+
+
+def written_to_imaginary_part(z):
+    y = 2 * z
+    y.conj().imag[0].mul_(y.real[1])
+    return y
+
+
+@pytest.mark.parametrize("name", OF_CONJUGATES)
+def test_imaginary_parts_of_conjugates_of_samples(name):
+    """torch has no batch of the view that they are; what is written to one is written to the tensor."""
+    f = lambda z: OF_CONJUGATES[name](z).sum()  # noqa: E731
+    batch = torch.complex(seeded(2, 3, 3), seeded(2, 3, 3).cos())
+
+    def found(z):
+        return f(z), grad(f)(z), jvp(f, (z,), (z.exp(),))[1], jvp(grad(f), (z,), (z.exp(),))[1]
+
+    with fullgrad.completing():
+        expected = [torch.stack(v) for v in zip(*map(found, batch), strict=True)]
+        for dim in (0, 2):
+            torch.testing.assert_close([*vmap(found, in_dims=dim)(batch.movedim(0, dim))], expected)
+        nested = vmap(vmap(found))(batch[None])
+        torch.testing.assert_close([v[0] for v in nested], expected)

@@ -50,7 +50,9 @@ def _share_memory(x: Tensor, y: Tensor) -> bool:
     if x is y:
         return True
     a, b = innermost(x), innermost(y)
-    return has_data(a) and has_data(b) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    if not (has_data(a) and has_data(b)) or not a.numel():
+        return False  # the memory of no numbers is nowhere
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 for _name in _READ_TWICE:
@@ -134,6 +136,28 @@ def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
 def _index_put_in_place(x: Tensor, *args: Any) -> Any:
     y = _index_put(x, *args)
     return x.copy_(y) if isinstance(y, Tensor) else NotImplemented
+
+
+def _replaces_with_a_whole_window(overload: str) -> None:
+    op = getattr(torch.ops.aten.stft, overload)
+    names = [v.name for v in op._schema.arguments]
+
+    @replaces("stft" if overload == "default" else f"stft.{overload}")
+    def with_a_whole_window(*args: Any, **kwargs: Any) -> Any:
+        """torch copies a shorter window into zeros that all samples share."""
+        given = dict(zip(names, args, strict=False)) | kwargs
+        n, window = given["n_fft"], given.get("window")
+        if window is None or "Vmap" not in active_transforms() or given.get("align_to_window"):
+            return NotImplemented
+        if window.ndim != 1 or not 0 < window.shape[0] < n or given.get("win_length") not in (None, window.shape[0]):
+            return NotImplemented  # torch has the words
+        missing = n - window.shape[0]
+        window = functional.pad(window, (missing // 2, missing - missing // 2))
+        return op(**given | {"window": window, "win_length": n})
+
+
+for _name in torch.ops.aten.stft.overloads():
+    _replaces_with_a_whole_window(_name)
 
 
 @replaces("column_stack")

@@ -647,3 +647,21 @@ def test_imaginary_parts_of_conjugates_of_samples(name):
             torch.testing.assert_close([*vmap(found, in_dims=dim)(batch.movedim(0, dim))], expected)
         nested = vmap(vmap(found))(batch[None])
         torch.testing.assert_close([v[0] for v in nested], expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"center": False}, {"onesided": False, "normalized": True}])
+def test_windows_of_samples_that_are_shorter(options):
+    """Spectra have the value and the derivatives of each sample, by signal and window."""
+    x, w = seeded(2, 9), seeded(2, 3) + 2
+
+    def f(x, w):
+        return torch.stft(x, 6, 2, 3, window=w, return_complex=True, **options).abs().sum()
+
+    def found(x, w):
+        return f(x, w), *grad(f, (0, 1))(x, w), jvp(f, (x, w), (x, w))[1], *jvp(grad(f, (0, 1)), (x, w), (x.cos(), w))[1]
+
+    expected = [torch.stack(v) for v in zip(*map(found, x, w), strict=True)]
+    with fullgrad.completing():
+        torch.testing.assert_close([*vmap(found)(x, w)], expected)
+        of_windows = vmap(found, in_dims=(None, 0))(x[0], w)
+        torch.testing.assert_close([v[0] for v in of_windows], [v[0] for v in expected])

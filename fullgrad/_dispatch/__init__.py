@@ -125,6 +125,7 @@ from fullgrad._dispatch.torch_private import (
     level_of,
     make_dual,
     mark_for_dynamo,
+    of_each_sample,
     onnx_opset,
     operator_database,
     operator_of_class,

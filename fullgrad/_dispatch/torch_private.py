@@ -842,11 +842,33 @@ def below_transforms(function: Callable[[], Any]) -> Any:
         push(layer)
 
 
+_neg_view = _optional("_neg_view", torch.neg, "a tangent of an imaginary part is not written through")
+_without_key = _optional("_C._ExcludeDispatchKeyGuard", None, _ADOPT)
+
+
+def of_each_sample(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """A function of single elements that makes a view of a tensor of a batch, in a kernel of `vmap`."""
+    batched = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+    with _without_key(batched):
+        return add_batch_dim(function(get_unwrapped(tensor)), _batch_dim(tensor), level_of(tensor))
+
+
 def becomes_writable(tensor: Tensor) -> bool:
-    """Whether a symbolic zero, which no other tensor shares, has become a tensor of zeros with memory."""
-    if _uses_of_storage is None or _uses_of_storage(tensor.untyped_storage()._cdata) > 2:  # the tensor and the object here
+    """Whether a symbolic zero, which no other tensor shares but the one that it is a view of, has become zeros with memory."""
+    base = tensor._base if tensor._is_view() else None
+    shared = [tensor] if base is None else [base, tensor]
+    # These tensors, and the object here.
+    if _uses_of_storage is None or _uses_of_storage(tensor.untyped_storage()._cdata) > len(shared) + 1:
         return False
-    tensor.data = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if not all(is_zero_tensor(v) for v in shared):
+        return False
+    places = [v.storage_offset() + 1 + sum((n - 1) * k for n, k in zip(v.shape, v.stride(), strict=True)) for v in shared]
+    size = max(0, *[n * v.element_size() for n, v in zip(places, shared, strict=True)])
+    memory = torch.zeros(-(-size // shared[0].element_size()), dtype=shared[0].dtype, device=tensor.device)
+    for v in shared:
+        own = memory.view(v.dtype).as_strided(v.shape, v.stride(), v.storage_offset())
+        own = own.conj() if v.is_conj() else own
+        v.data = _neg_view(own) if v.is_neg() else own
     return True
 
 

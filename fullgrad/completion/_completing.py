@@ -29,6 +29,7 @@ from fullgrad._dispatch import (
     leave_to_python,
     make_dual,
     may_be_differentiated,
+    of_each_sample,
     replace_higher_order,
     retains_graph,
     set_forward_mode,
@@ -321,6 +322,12 @@ def _prepared() -> dict[str, Any]:
 
 
 @functools.cache
+def _views() -> dict[str, Any]:
+    """The views of single elements, by name, of a batch that torch lacks: of a conjugate, where it has an imaginary part."""
+    return _found(("_neg_view",))
+
+
+@functools.cache
 def _in_place() -> dict[str, Any]:
     """The operators that change their first argument, by the name of what they compute."""
     found: dict[str, Any] = {name: getattr(torch.ops.aten, f"{name}_").default for name in NOT_IN_PLACE}
@@ -335,7 +342,7 @@ def _in_place() -> dict[str, Any]:
 
 
 def _all_operators() -> list[Any]:
-    found = [_overloads(), _backwards(), _in_place(), in_place_operators(), _replaced(), _prepared()]
+    found = [_overloads(), _backwards(), _in_place(), in_place_operators(), _replaced(), _views(), _prepared()]
     return [op for operators in found for op in operators.values()]
 
 
@@ -386,6 +393,8 @@ def _installed() -> torch.library.Library:
             enter(op, ZEROS, kernel_of_zeros(op, _is_outside))
         for op, kernel in WITH_NUMBERS.items():
             enter(op, ZEROS, kernel)
+        for op in _views().values():
+            enter(op, _BATCHED, _kernel_of_views(op, torch_kernel(op, _BATCHED)))
         for name, op in _prepared().items():
             enter(op, _BATCHED, _kernel_of_prepared(torch_kernel(op, _BATCHED), PREPARED[name]))
         for name, op in _replaced().items():
@@ -484,6 +493,13 @@ def _kernel_of_batches(op: Any, original: Callable[..., Any], own: Completed) ->
         if found is NotImplemented:
             raise NotImplementedError(f"{op.name()} cannot be batched with these arguments.")
         return found.value if isinstance(found, Whole) else found
+
+    return kernel
+
+
+def _kernel_of_views(op: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(keys: Any, x: Tensor) -> Tensor:
+        return original(keys, x) if _is_outside() else of_each_sample(op, x)
 
     return kernel
 

@@ -10,14 +10,15 @@ from fullgrad.completion._reductions import vector_norm
 from fullgrad.completion._registry import NO_SECOND, absolute, completes, completes_backward, valued, without_slope
 
 
-def _largest(size: Tensor) -> Tensor:
-    """The largest number, whose slope is 1 by each that is as large, as in torch."""
-    most = size.detach().amax(-1)
+def _largest(size: Tensor, skips_nan: bool) -> Tensor:
+    """The largest number, whose slope is 1 by each that is as large; one that is NaN is skipped, or all are, as in torch."""
+    most = torch.where(size.isnan(), 0, size.detach()).amax(-1) if skips_nan else size.detach().amax(-1)
     most_of = most.unsqueeze(-1)
-    return valued((torch.where(size == most_of, size, 0) + without_slope(size, most_of.isnan())).sum(-1), most)
+    lost = size.isnan() if skips_nan else most_of.isnan()
+    return valued((torch.where(size == most_of, size, 0) + without_slope(size, lost)).sum(-1), most)
 
 
-def _norm(d: Tensor, p: float) -> Tensor:
+def _norm(d: Tensor, p: float, skips_nan: bool = False) -> Tensor:
     """The norm of vectors, whose derivative at 0 is 0."""
     size = absolute(d)
     if p == 0:
@@ -25,13 +26,13 @@ def _norm(d: Tensor, p: float) -> Tensor:
     if p == 1:
         return size.sum(-1)
     if p == math.inf:
-        return _largest(size) if size.shape[-1] else size.sum(-1)
+        return _largest(size, skips_nan) if size.shape[-1] else size.sum(-1)
     return vector_norm(d, p, -1) if d.numel() else size.sum(-1)
 
 
 @completes("_cdist_forward", NO_SECOND, issue=83510)
 def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
-    return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+    return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, skips_nan=True)
 
 
 @completes_backward("_cdist_backward", 4)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad._dispatch import chunked_losses, dirichlet_function, forward_mode_is_on, transforms_active
+from fullgrad._dispatch import active_transforms, chunked_losses, dirichlet_function, forward_mode_is_on, transforms_active
 from fullgrad.completion._completing import with_formula
 from fullgrad.completion._registry import ATTRIBUTES
 from fullgrad.functions import custom_jvp
@@ -65,11 +65,26 @@ def _chunked_loss(original: Callable[..., Any], has_reduction: bool) -> Callable
     return loss
 
 
+def _variance(original: property) -> property:
+    """That of Student's t distribution, of which torch selects numbers by a mask, as many as each sample has."""
+
+    def variance(self: Any) -> Tensor:
+        if "Vmap" not in active_transforms():
+            return original.fget(self)  # pyright: ignore[reportOptionalCall]
+        is_finite = self.df > 2
+        df = torch.where(is_finite, self.df, 3)
+        others = torch.where((self.df <= 2) & (self.df > 1), torch.inf, torch.nan).to(df.dtype)
+        return torch.where(is_finite, self.scale.square() * df / (df - 2), others)
+
+    return property(variance, doc=original.__doc__)
+
+
 def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -> None:
     if hasattr(owner, name):
         ATTRIBUTES.append((owner, name, replaced(getattr(owner, name), *args)))
 
 
+_replaces(torch.distributions.StudentT, "variance", _variance)
 _replaces(dirichlet_function, "apply", _dirichlet)
 _losses = chunked_losses()
 _replaces(_losses, "_linear_cross_entropy_batch_chunked", _chunked_loss, True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
-from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, prepares
+from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, prepares, without_slope
 
 BILINEAR, NEAREST, CUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
@@ -50,7 +50,8 @@ def _taps(x: Tensor, size: int, mode: int, padding: int, align: bool, is_plane: 
     if mode == BILINEAR:
         return [(first, 1 - t), (first + 1, t)]
     weights = _far(t + 1), _near(t), _near(1 - t), _far(2 - t)
-    return [(torch.round(_padded(first + k - 1, size, padding, align)), w) for k, w in enumerate(weights)]
+    lost = -2.0 if padding == ZEROS else 0.0
+    return [(torch.round(_padded(first + k - 1, size, padding, align, lost)), w) for k, w in enumerate(weights)]
 
 
 def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> Tensor:
@@ -69,8 +70,10 @@ def _sampled(x: Tensor, grid: Tensor, mode: int, padding: int, align: bool) -> T
         values = x.flatten(2).gather(2, index.reshape(n, 1, -1).expand(n, x.shape[1], -1))
         values = values.reshape(*x.shape[:2], *grid.shape[1:-1])
         total = total + values * torch.where(inside, weight, 0).unsqueeze(1)
-    if mode == BILINEAR and padding == ZEROS:
-        total = torch.where(grid.isnan().any(-1).unsqueeze(1), torch.nan, total)
+    if mode == BILINEAR and padding == ZEROS and len(sizes) == 2:
+        # As torch has it, which multiplies slopes by the weights of the other dimension.
+        lost = [without_slope(grid[..., d], ~grid[..., 1 - d].isfinite()) for d in (0, 1)]
+        total = total + (lost[0] + lost[1]).unsqueeze(1)
     return total
 
 

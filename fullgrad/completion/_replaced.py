@@ -14,6 +14,7 @@ from fullgrad._dispatch import (
     innermost,
     is_wrapped,
     tangent_levels,
+    transforms_active,
     vmaps_share_draws,
 )
 from fullgrad.completion._registry import replaces
@@ -50,11 +51,36 @@ def _share_memory(x: Tensor, y: Tensor) -> bool:
     if x is y:
         return True
     a, b = innermost(x), innermost(y)
-    return has_data(a) and has_data(b) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    if not (has_data(a) and has_data(b)) or not a.numel():
+        return False  # the memory of no numbers is nowhere
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 for _name in _READ_TWICE:
     _replaces_with_copies(_name)
+
+
+# torch's loop over a batch writes to views of a tensor, all of them at once, which tangents without memory cannot follow.
+_WRITTEN_BY_LOOPS = ("scatter_.src", "scatter_.value", "index_copy_", "put_", "masked_fill_.Tensor")
+
+
+def _replaces_by_a_copy(name: str) -> None:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet[:-1]), overload or "default")
+
+    @replaces(name)
+    def by_a_copy(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.copy_(op(x, *args, **kwargs)) if "Vmap" in active_transforms() else NotImplemented
+
+
+for _name in _WRITTEN_BY_LOOPS:
+    _replaces_by_a_copy(_name)
+
+
+@replaces("fill_.Tensor")
+def _fill_in_place(x: Tensor, value: Tensor) -> Any:
+    """Newer versions of torch compare the memory of both, which tensors of transforms lack."""
+    return x.copy_(value.expand(x.shape)) if transforms_active() and not value.ndim else NotImplemented
 
 
 @replaces("rrelu")
@@ -98,6 +124,53 @@ def _item(x: Tensor) -> Any:
 def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
     """Encoders in evaluation put rows without padding into a nested tensor, which transforms do not take."""
     return False
+
+
+@replaces("index_put")
+def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Any:
+    """Numbers that are the same wherever a mask is True are written to as many places as it selects in each sample."""
+    *whole, mask = indices or [None]
+    if mask is None or mask.dtype != torch.bool or any(v is not None for v in whole) or "Vmap" not in active_transforms():
+        return NotImplemented
+    start, stop = len(whole), len(whole) + mask.ndim
+    rest = x.ndim - stop  # the dimensions after those of the mask, before which the selected ones are one of the values
+    if not is_wrapped(mask) or mask.shape != x.shape[start:stop] or values.dtype != x.dtype:
+        return NotImplemented  # torch has the words
+    if values.ndim > rest:
+        where = values.ndim - rest - 1
+        if values.shape[where] != 1:
+            return NotImplemented  # as many values as the mask selects
+        values = values.reshape(*values.shape[:where], *[1] * mask.ndim, *values.shape[where + 1 :])
+    y = torch.where(mask.reshape(*mask.shape, *[1] * rest), x + values if accumulate else values, x)
+    return y if y.shape == x.shape else NotImplemented
+
+
+@replaces("index_put_")
+def _index_put_in_place(x: Tensor, *args: Any) -> Any:
+    y = _index_put(x, *args)
+    return x.copy_(y) if isinstance(y, Tensor) else NotImplemented
+
+
+def _replaces_with_a_whole_window(overload: str) -> None:
+    op = getattr(torch.ops.aten.stft, overload)
+    names = [v.name for v in op._schema.arguments]
+
+    @replaces("stft" if overload == "default" else f"stft.{overload}")
+    def with_a_whole_window(*args: Any, **kwargs: Any) -> Any:
+        """torch copies a shorter window into zeros that all samples share."""
+        given = dict(zip(names, args, strict=False)) | kwargs
+        n, window = given["n_fft"], given.get("window")
+        if window is None or "Vmap" not in active_transforms() or given.get("align_to_window"):
+            return NotImplemented
+        if window.ndim != 1 or not 0 < window.shape[0] < n or given.get("win_length") not in (None, window.shape[0]):
+            return NotImplemented  # torch has the words
+        missing = n - window.shape[0]
+        window = functional.pad(window, (missing // 2, missing - missing // 2))
+        return op(**given | {"window": window, "win_length": n})
+
+
+for _name in torch.ops.aten.stft.overloads():
+    _replaces_with_a_whole_window(_name)
 
 
 @replaces("column_stack")

@@ -19,6 +19,8 @@ _NAMES = (
     *("index_add_", "index_copy_", "index_fill_.int_Scalar", "index_fill_.int_Tensor", "index_put_", "_index_put_impl_", "put_"),
     *("scatter_.src", "scatter_.value", "scatter_add_", "clamp_", "clamp_min_", "clamp_max_", "threshold_"),
 )
+# What writes its argument, or zero, and no more.
+_WRITES = ("aten::zero_", "aten::fill_", "aten::copy_")
 KEY = "ZeroTensor"
 
 
@@ -34,14 +36,22 @@ def in_place_operators() -> dict[str, Any]:
 
 
 def kernel_of_zeros(op: Any, is_outside: Callable[[], bool]) -> Callable[..., Any]:
-    """torch's operator, on zeros with memory where the tensor that it writes to is a symbolic zero without."""
+    """torch's operator, on zeros with memory where the tensor that it writes to is a symbolic zero without. Zeros stay zeros."""
+    writes_alone = op._schema.name in _WRITES
 
     def kernel(keys: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if is_zero_tensor(x) and (is_outside() or not becomes_writable(x)):
-            raise RuntimeError(f"{op.name()}: ZeroTensors are immutable, use the tensor that `.clone()` returns.")
+        if is_zero_tensor(x):
+            if writes_alone and all(_is_zero(v) for v in args[:1]) and not is_outside():
+                return x
+            if is_outside() or not becomes_writable(x):
+                raise RuntimeError(f"{op.name()}: ZeroTensors are immutable, use the tensor that `.clone()` returns.")
         return op(x, *[v.clone() if isinstance(v, Tensor) and is_zero_tensor(v) else v for v in args], **kwargs)
 
     return kernel
+
+
+def _is_zero(value: Any) -> bool:
+    return is_zero_tensor(value) if isinstance(value, Tensor) else value == 0
 
 
 def _times_number(keys: Any, x: Tensor, other: Any) -> Tensor:

@@ -63,6 +63,56 @@ def test_grids_that_are_no_numbers(padding, mode, value):
     torch.testing.assert_close((slopes * x).sum((1, 2, 3, 4)), expected.nan_to_num(0, 0, 0).sum((1, 2, 3, 4)))  # it is linear
 
 
+GRIDS = [("bilinear", "zeros"), *itertools.product(("nearest", "bicubic"), ("zeros", "border", "reflection"))]
+
+
+@pytest.mark.parametrize(("mode", "padding"), GRIDS)
+@pytest.mark.parametrize("align", [True, False])
+def test_gradients_at_grids_that_are_no_numbers(mode, padding, align):
+    """They are torch's own, NaN where these are; torch crashes there in other cases."""
+    places = [
+        p for p in itertools.product((math.nan, math.inf, -math.inf, 0.2, -1.7), repeat=2) if not all(map(math.isfinite, p))
+    ]
+    f = lambda x, g: (F.grid_sample(x, g, mode, padding, align) * torch.tensor([1.0, 2.0]).reshape(2, 1, 1)).sum()  # noqa: E731
+    for place in places:
+        x, g = torch.stack([X, X.sin()])[None, :, :3], torch.tensor([[[place, (0.1, -0.3)]]])
+        leaves = [v.clone().requires_grad_() for v in (x, g)]
+        expected = torch.autograd.grad(f(*leaves), leaves)
+        with fullgrad.completing():
+            for found in (
+                grad(f, (0, 1))(x, g),
+                tuple(v[0] for v in vmap(grad(f, (0, 1)))(x[None], g[None])),
+            ):
+                torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", [1, 3, 20])
+@pytest.mark.parametrize(
+    "function", [lambda a, b: torch.cdist(a, b, p=math.inf), lambda a, b: F.pdist(torch.cat([a, b]), p=math.inf)]
+)
+def test_a_largest_difference_that_is_no_number(function, width):
+    """Its gradient is torch's own: NaN in its column for pairs of two batches, and in its row within one."""
+    f = lambda a, b: function(a, b).sum()  # noqa: E731
+    for column in {0, width // 2, width - 1}:
+        a, b = seeded(2, width), seeded(2, width).cos()
+        a[1, column] = math.nan
+        expected = grad(f, (0, 1))(a, b)
+        with fullgrad.completing():
+            torch.testing.assert_close(grad(f, (0, 1))(a, b), expected, equal_nan=True)
+            found = vmap(grad(f, (0, 1)))(a[None], b[None])
+            torch.testing.assert_close(tuple(v[0] for v in found), expected, equal_nan=True)
+
+
+def test_infinite_positions_have_no_largest_difference():
+    c = torch.tensor([[0.1, 0.2, 0.3], [math.inf, 0.0, 1.0]])
+    f = lambda c: torch.cdist(c, c.flip(0), p=math.inf).sum()  # noqa: E731
+    expected = grad(f)(c)
+    with fullgrad.completing():
+        found = grad(f)(c)
+    assert found[1].isnan().tolist() == expected[1].isnan().tolist() == [True, False, False]
+    torch.testing.assert_close(found[1, 1:], expected[1, 1:])
+
+
 @pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
 def test_reductions_of_nothing(reduce, include_self):

@@ -195,7 +195,55 @@ SQUARES = {
     ),
     "ldl_solve": (lambda x: torch.linalg.ldl_solve(LD, PIVOTS, x), lambda x: torch.linalg.inv(symmetric(seeded(3, 3))) @ x),
 }
+
+
+def written(write):
+    """``2 x`` after something was written to it, whose tangents are symbolic zeros."""
+
+    def f(x):
+        y = 2 * x
+        write(y, x)
+        return y
+
+    return f
+
+
+ROWS, MASK = torch.tensor([1]), torch.tensor([[True, False, True], [False, True, False]])
+IN_PLACE = {
+    "a number": (lambda y, x: y[0].fill_(1.0), lambda x: torch.stack([x[0] * 0 + 1, 2 * x[1]])),
+    "an item": (
+        lambda y, x: y.__setitem__((1, 2), 0.5),
+        lambda x: (2 * x).index_put((ROWS, ROWS + 1), torch.tensor(0.5).double()),
+    ),
+    "a row": (lambda y, x: y.__setitem__(0, x[1]), lambda x: torch.stack([x[1], 2 * x[1]])),
+    "rows": (lambda y, x: y[1:].mul_(x[:-1]), lambda x: torch.stack([2 * x[0], 2 * x[0] * x[1]])),
+    "a row of rows": (
+        lambda y, x: y[1:][:, :2].copy_(x[:1, 1:]),
+        lambda x: torch.stack([2 * x[0], torch.cat([x[0, 1:], 2 * x[1, 2:]])]),
+    ),
+    "a diagonal": (lambda y, x: y.fill_diagonal_(1.0), lambda x: (2 * x).diagonal_scatter(torch.ones(2).double())),
+    "a filled tensor": (lambda y, x: y.fill_(x[0, 0]), lambda x: x[0, 0].expand(2, 3)),
+    "several numbers": (
+        lambda y, x: [v.fill_(1.0) for v in (y[:, 0], y[:, 1])],
+        lambda x: torch.cat([x[:, :2] * 0 + 1, 2 * x[:, 2:]], 1),
+    ),
+    "scatter_": (lambda y, x: y.scatter_(0, ROWS.expand(1, 3), x[:1]), lambda x: torch.stack([2 * x[0], x[0]])),
+    "scatter_ a number": (lambda y, x: y.scatter_(0, ROWS.expand(1, 3), 0.5), lambda x: torch.stack([2 * x[0], x[0] * 0 + 0.5])),
+    "index_copy_": (lambda y, x: y.index_copy_(0, ROWS, x[:1]), lambda x: torch.stack([2 * x[0], x[0]])),
+    "put_": (
+        lambda y, x: y.put_(ROWS, x[1, :1]),
+        lambda x: torch.cat([2 * x[0, :1], x[1, :1], 2 * x.flatten()[2:]]).reshape(2, 3),
+    ),
+    "masked_fill_": (lambda y, x: y.masked_fill_(MASK, x[0, 0]), lambda x: torch.where(MASK, x[0, 0], 2 * x)),
+    "masked_fill_ by a number": (lambda y, x: y.masked_fill_(MASK, 0.5), lambda x: torch.where(MASK, 0.5, 2 * x)),
+}
 CASES = {
+    **{name: (written(write), plain, seeded(2, 3)) for name, (write, plain) in IN_PLACE.items()},
+    "a real part": (
+        lambda x: torch.view_as_real(written(lambda y, x: y.real.mul_(x.real))(torch.complex(x, x.sin()))),
+        lambda x: torch.stack([2 * x * x, 2 * x.sin()], -1),
+        seeded(2, 2),
+    ),
     **{name: (f, plain, seeded(4)) for name, (f, plain) in LOSSES.items()},
     **{name: (f, plain, seeded(2, 3)) for name, (f, plain) in MATRICES.items()},
     **{name: (f, plain, seeded(3, 3)) for name, (f, plain) in SQUARES.items()},
@@ -260,6 +308,34 @@ def test_a_view_of_zeros_is_not_left_behind():
         assert torch.equal(view, torch.zeros(2))
         del view
         assert torch.equal(zeros.add_(1), torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_view_of_zeros_writes_through(dtype):
+    """Alone it and the tensor that it is a view of become numbers; where there is another view, zeros alone may be written."""
+    view_of = {
+        "rows": lambda x: x[1:],
+        "columns": lambda x: x.T[1],
+        "steps": lambda x: x[:, ::2],
+        "view of a view": lambda x: x[1:][:, 1],
+        "conjugate": lambda x: x.conj()[0],
+        "real part": lambda x: x.real[0],
+        "imaginary part": lambda x: x.imag[1] if x.is_complex() else x[1],
+        "nothing": lambda x: x[2:],
+    }
+    with fullgrad.completing():
+        for name, take in view_of.items():
+            zeros, expected = torch._efficientzerotensor(2, 3, dtype=dtype), torch.zeros(2, 3, dtype=dtype)
+            take(zeros).add_(2 + 1j if take(expected).is_complex() else 2)
+            take(expected).add_(2 + 1j if take(expected).is_complex() else 2)
+            assert torch.equal(zeros.clone(), expected), name
+        zeros = torch._efficientzerotensor(2, 3, dtype=dtype)
+        views = [zeros[0], zeros[1]]
+        with pytest.raises(RuntimeError, match="immutable"):
+            views[0].add_(1)
+        views[0].zero_()
+        views[1].fill_(0).copy_(views[0])
+        assert torch.equal(zeros.clone(), torch.zeros(2, 3, dtype=dtype))
 
 
 def test_equal_eigenvalues():

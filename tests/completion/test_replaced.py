@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+import torch.distributions as D
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import kl_divergence
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import fullgrad
@@ -542,3 +544,124 @@ def test_ctc_losses_of_lengths_in_python():
         torch.testing.assert_close(vmap(grad(f))(x), torch.stack([grad(expected)(v) for v in x]))
         with pytest.raises(RuntimeError, match="at most 6"):
             grad(of((7, 5), (3, 2)))(x[0])
+
+
+def put(x, where, value):
+    y = 2 * x
+    y[where] = value
+    return y
+
+
+MASKED = {
+    "a number": lambda x, v: put(x, x > 0.3, 0.5),
+    "a tensor": lambda x, v: put(x, x > 0.3, v[0]),
+    "one row": lambda x, v: put(x, x[..., 0] > 0, v),
+    "one row of rows": lambda x, v: put(x, x[:, 0, 0] > 0, v[None, None]),
+    "inner rows": lambda x, v: put(x, (slice(None), x[0, :, 0] > 0), v),
+    "last numbers": lambda x, v: put(x, (Ellipsis, x[0, 0] > 0), v[:1]),
+    "a part": lambda x, v: put(x, (slice(1, 2), x[0, :, 0] > 0), v),
+    "nothing": lambda x, v: put(x, x > 1e9, v[0]),
+    "a sum": lambda x, v: (2 * x).index_put((x > 0.3,), v[0], accumulate=True),
+}
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_of_samples(name, dim):
+    """What is written by a mask is that of each sample, with its derivatives, where it is the same for all selected places."""
+    f, xs, vs = MASKED[name], seeded(4, 2, 3, 2), seeded(4, 2)
+
+    def found(x, v):
+        g = lambda x, v: f(x, v).sin().sum()  # noqa: E731
+        tangents = jvp(lambda x, v: jvp(g, (x, v), (x.cos(), v))[1], (x, v), (x, v))
+        return f(x, v), *grad(g, (0, 1))(x, v), *tangents, *jvp(grad(g, (0, 1)), (x, v), (x, v.cos()))[1]
+
+    with fullgrad.completing():
+        expected = [torch.stack(v) for v in zip(*map(found, xs, vs), strict=True)]
+        batches = xs.movedim(0, dim), vs.movedim(0, dim)
+        torch.testing.assert_close([*vmap(found, in_dims=dim)(*batches)], expected)
+
+
+@pytest.mark.parametrize("mask", [lambda x: x[:, :1] > 0, lambda x: x > 0.3])
+def test_masks_of_samples_that_are_refused(mask):
+    """A mask of another shape, and as many numbers as are selected."""
+    with fullgrad.completing(), pytest.raises(RuntimeError, match=r"mask|shape"):
+        vmap(lambda x: put(x, mask(x), x.flatten()))(seeded(4, 2, 3))
+
+
+OF_DISTRIBUTIONS = {
+    "categorical": lambda a, b: kl_divergence(D.Categorical(logits=a), D.Categorical(logits=b)),
+    "bernoulli": lambda a, b: kl_divergence(D.Bernoulli(logits=a), D.Bernoulli(b.sigmoid())),
+    "student": lambda a, b: D.StudentT(a.exp() + 2.5, b, b.exp()).variance,
+    "student without": lambda a, b: D.StudentT(a.exp() / 2 + a.new_tensor([5.0, 0.5, 0.0]), b, b.exp()).variance[..., :1],
+    "fisher": lambda a, b: D.FisherSnedecor(a.exp() + 5, b.exp() + 5).variance,
+    "geometric": lambda a, b: D.Geometric(a.sigmoid()).log_prob(torch.tensor([0.0, 1.0, 2.0])),
+    "multinomial": lambda a, b: D.Multinomial(3, logits=a).log_prob(torch.tensor([1.0, 2.0, 0.0])),
+}
+
+
+@pytest.mark.parametrize("name", OF_DISTRIBUTIONS)
+def test_distributions_of_samples(name, monkeypatch):
+    monkeypatch.setattr(D.Distribution, "_validate_args", False)
+    f = lambda a, b: OF_DISTRIBUTIONS[name](a, b).sum()  # noqa: E731
+    found = lambda a, b: (f(a, b), *grad(f, (0, 1))(a, b), *jvp(grad(f, (0, 1)), (a, b), (b, a))[1])  # noqa: E731
+    a, b = seeded(4, 3), seeded(4, 3) * 0.7
+    expected = [torch.stack(v) for v in zip(*map(found, a, b), strict=True)]
+    with fullgrad.completing():
+        torch.testing.assert_close([*vmap(found)(a, b)], expected)
+
+
+def test_variances_of_samples_that_are_infinite_or_none():
+    df = torch.tensor([[0.5, 1.0, 1.5, 2.0], [3.0, 2.5, math.inf, 4.0]])
+    with fullgrad.completing():
+        found = vmap(lambda df: D.StudentT(df, 0.0, 2.0, validate_args=False).variance)(df)
+    torch.testing.assert_close(found, D.StudentT(df, 0.0, 2.0, validate_args=False).variance, rtol=0, atol=0, equal_nan=True)
+
+
+OF_CONJUGATES = {
+    "imaginary part": lambda z: z.conj().imag.sin() * z.mH.imag.mT,
+    "imaginary part of a row": lambda z: z.conj()[0].imag * z.imag[1],
+    "transform": lambda z: torch.fft.hfft(z.real.to(z.dtype)).sin(),
+    "what is written": lambda z: torch.view_as_real(written_to_imaginary_part(z)).sin(),
+}
+
+
+def written_to_imaginary_part(z):
+    y = 2 * z
+    y.conj().imag[0].mul_(y.real[1])
+    return y
+
+
+@pytest.mark.parametrize("name", OF_CONJUGATES)
+def test_imaginary_parts_of_conjugates_of_samples(name):
+    """torch has no batch of the view that they are; what is written to one is written to the tensor."""
+    f = lambda z: OF_CONJUGATES[name](z).sum()  # noqa: E731
+    batch = torch.complex(seeded(2, 3, 3), seeded(2, 3, 3).cos())
+
+    def found(z):
+        return f(z), grad(f)(z), jvp(f, (z,), (z.exp(),))[1], jvp(grad(f), (z,), (z.exp(),))[1]
+
+    with fullgrad.completing():
+        expected = [torch.stack(v) for v in zip(*map(found, batch), strict=True)]
+        for dim in (0, 2):
+            torch.testing.assert_close([*vmap(found, in_dims=dim)(batch.movedim(0, dim))], expected)
+        nested = vmap(vmap(found))(batch[None])
+        torch.testing.assert_close([v[0] for v in nested], expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"center": False}, {"onesided": False, "normalized": True}])
+def test_windows_of_samples_that_are_shorter(options):
+    """Spectra have the value and the derivatives of each sample, by signal and window."""
+    x, w = seeded(2, 9), seeded(2, 3) + 2
+
+    def f(x, w):
+        return torch.stft(x, 6, 2, 3, window=w, return_complex=True, **options).abs().sum()
+
+    def found(x, w):
+        return f(x, w), *grad(f, (0, 1))(x, w), jvp(f, (x, w), (x, w))[1], *jvp(grad(f, (0, 1)), (x, w), (x.cos(), w))[1]
+
+    expected = [torch.stack(v) for v in zip(*map(found, x, w), strict=True)]
+    with fullgrad.completing():
+        torch.testing.assert_close([*vmap(found)(x, w)], expected)
+        of_windows = vmap(found, in_dims=(None, 0))(x[0], w)
+        torch.testing.assert_close([v[0] for v in of_windows], [v[0] for v in expected])

@@ -55,6 +55,9 @@ class Function:
     Without ``whole_dims``, the rules run operation by operation, where torch has sharding rules for them. ``whole_dims`` also
     decides about jagged nested tensors: the operator runs on the buffer, if the ragged dimension need not be whole.
 
+    An operator whose ``vjp`` is no linear map of the cotangent, and so the transpose of no ``jvp``, may say so by
+    ``is_linear = False``: ``diagnose`` then notes that forward mode differs, and calls neither wrong.
+
     Two limits are torch's own. A graph made by ``torch.export``, or by ``make_fx`` of the forward alone, holds the value and
     not the declared derivative (export warns when an input requires grad; ``make_fx`` of a transform, and ``torch.compile``, are
     right). A dual tensor from outside cannot enter compiled code; torch says so.

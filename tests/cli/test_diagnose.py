@@ -534,6 +534,26 @@ class Bounded(nn.Linear):
 model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), Bounded(8, 8)), nn.Linear(8, 8))
 """
 
+OWN = """
+class Own(fullgrad.Function):
+    is_linear = False
+    @staticmethod
+    def forward(x):
+        return x.clone()
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+    @staticmethod
+    def vjp(ctx, g):
+        return g.sign()
+    @staticmethod
+    def jvp(ctx, t):
+        return t
+    @classmethod
+    def vmap(cls, info, in_dims, x):
+        return cls.apply(x), in_dims[0]
+"""
+
 
 @pytest.mark.parametrize(
     ("source", "layer"),
@@ -541,6 +561,7 @@ model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), Bounded(8, 8)), nn.Linear(8
         (QUANTIZED, "0.weight_quantizer and 1 more"),
         (BOUNDED.replace("BOUND", "super().forward(fullgrad.lower_bound(x, 0.2))"), "0.1"),
         (BOUNDED.replace("BOUND", "fullgrad.clip_grad(super().forward(x), 0.01)"), "0.1"),
+        (OWN + BOUNDED.replace("BOUND", "Own.apply(super().forward(x))"), "0.1"),
     ],
 )
 def test_gradients_that_are_the_transpose_of_no_tangent_are_noted(source, layer, diagnosed, capsys):

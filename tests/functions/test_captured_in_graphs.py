@@ -106,19 +106,18 @@ class Layer(nn.Module):
     def soft(self, x):
         return x * self.w
 
-    def forward(self, x):
-        return self.quantize(x)
-
 
 def test_methods_of_a_module():
     layer = Layer()
-    agrees(layer, [layer.w], [])
+    quantize = layer.quantize  # Dynamo of torch 2.11 does not find it in the module
+    agrees(lambda x: quantize(x), [layer.w], [])
 
 
 def test_another_parameter_is_that_of_the_next_call():
     torch.compiler.reset()
     layer = Layer()
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    quantize = layer.quantize
+    compiled = torch.compile(lambda x: quantize(x), backend="aot_eager", fullgraph=True)
     x = torch.tensor([0.4, 1.2])
     for value in (2.0, 3.0):
         layer.w = nn.Parameter(torch.tensor(value))

@@ -125,6 +125,14 @@ def test_another_parameter_is_that_of_the_next_call():
         torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), layer.w)[0], x.sum())
 
 
+def test_straight_through_refuses_a_constant_by_name():
+    w, x = torch.tensor(2.0), torch.ones(3)
+    op = fullgrad.straight_through(lambda x: torch.round(x * w), lambda x: x * w)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"`hard` uses a tensor that is none of its arguments.*Pass it as an argument"):
+        torch.compile(lambda x: op(x) * 2, backend="aot_eager")(x)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # at which Dynamo looks
 @pytest.mark.parametrize("name", ["with_reference", "fixed_point"])
 def test_code_that_is_called_when_the_graph_runs_refuses_by_name(name):

@@ -81,13 +81,18 @@ def refusal_of(function: Any) -> str:
     return f"{_refusal(function)}"
 
 
+def _is_made(function: Any) -> bool:
+    """Whether an object is there: Dynamo has an empty one for what compiled code makes, at whose node the graph breaks."""
+    return "function" in vars(function)
+
+
 def _refusal(function: Any) -> str:
-    below = function.called_below()
+    below = function.called_below() if _is_made(function) else []
     return captured(function.label) if below and is_differentiated(held(*below)[1]) else ""
 
 
 def _note(function: Any) -> int:
-    found = tensors_held(*function.parts())
+    found = tensors_held(*function.parts()) if _is_made(function) else []
     if [*map(id, found)] != [*map(id, function.captured)]:
         function.captured = found
     return len(found)

@@ -27,7 +27,7 @@ def laplacian(f: Callable[..., Any], *, parts: bool = False, chunk_size: int | N
 
     ``f`` is ordinary code. Where it opens a transform itself, or does what a curve cannot, all of it is computed by nested
     `torch.func.jvp`, which gives the same numbers in more time; ``f`` then runs again from its beginning. In compiled code, use
-    the function that this returns, made outside, with the parameters of a network as an argument.
+    the function that this returns, made outside, which has the derivatives by tensors that ``f`` holds, too.
 
     Args:
         f: Returns a tensor, of any shape.

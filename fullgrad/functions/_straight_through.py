@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
-from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape, level_of
+from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape, is_compiling, level_of
 from fullgrad._engine.call import refuse_hidden
 from fullgrad._engine.changes import CHANGED, Surroundings, versions_of
 from fullgrad._engine.differentiated import leaves_of
@@ -90,7 +90,15 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
             guard(hard, soft)
             tensors = [v for v in inputs if isinstance(v, Tensor)]
             versions = versions_of(tensors)
-            y = hard(*inputs)
+            try:
+                y = hard(*inputs)
+            except AssertionError as error:
+                if not (is_compiling() and "FakeTensor" in str(error)):
+                    raise
+                raise RuntimeError(  # with another error Dynamo would trace this code
+                    f"{label}: `hard` uses a tensor that is none of its arguments, which compiled code cannot follow. Pass it as "
+                    "an argument."
+                ) from error
             if versions_of(tensors) != versions:
                 raise RuntimeError(CHANGED.format(f"{label}: `hard`"))
             _check_value(label, y)

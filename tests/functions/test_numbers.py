@@ -136,6 +136,7 @@ def test_a_changing_number_in_compiled_code(maker):
                 follows(f, kind)
 
 
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("maker", FAST)
 def test_a_changing_number_with_dynamic_shapes_and_without(maker, dynamic):

@@ -10,13 +10,13 @@ from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._core.shards import along_parts
-from fullgrad._dispatch import holds, of_parts, row_length, row_sum, row_totals, rows_are_split
+from fullgrad._dispatch import holds, of_parts, row_sum, row_totals, rows_are_split
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
 from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.order.kernels.on_parts import near_threshold
+from fullgrad.soft.order.kernels.on_parts import pivot_on_parts
 from fullgrad.soft.order.kernels.threshold import may_be_far
 from fullgrad.soft.simplex._entmax import per_row
 from fullgrad.soft.simplex.kernels.capped_simplex import capped_simplex_pivot, centered
@@ -109,7 +109,7 @@ def capped_rows(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str
     if far:
         answer = has_answer(wide, k)
         wide = wide * answer
-        wide = wide - _near_threshold(wide.detach(), k.detach() if isinstance(k, Tensor) else k, softness, mode)
+        wide = wide - _near_threshold(wide.detach(), k.detach() if isinstance(k, Tensor) else k)
     if isinstance(softness, Tensor):
         # Minus infinity takes no part in the derivative with respect to the softness.
         masked = wide.detach().isinf()
@@ -134,12 +134,9 @@ def has_answer(x: Tensor, k: Any) -> Tensor:
     return torch.where((wrong == 0) & (finite >= k), 1.0, torch.nan).to(x.dtype)
 
 
-def _near_threshold(x: Tensor, k: Any, softness: Any, mode: str) -> Tensor:
+def _near_threshold(x: Tensor, k: Any) -> Tensor:
     """A number of each row near its threshold, a constant."""
-    if not rows_are_split():
-        return Pivot.apply(x, k)
-    softness = softness.detach() if isinstance(softness, Tensor) else softness
-    return near_threshold(x, _per_row(k, x), softness, row_length(x), mode)
+    return pivot_on_parts(x, _per_row(k, x)) if rows_are_split() else Pivot.apply(x, k)
 
 
 class Pivot(RowFunction):

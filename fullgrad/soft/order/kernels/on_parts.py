@@ -8,16 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import finite_extremes, of_ranks, ranks_before, row_length, row_totals
-from fullgrad.soft import _curves as curves
+from fullgrad._dispatch import of_ranks, ranks_before, row_length, row_totals
 
 # The sums of this rank at a threshold of each row, and minus their slopes.
 Sums = Callable[[Tensor], Sequence[Tensor]]
 # Newton's step from sums and slopes.
 Step = Callable[[Tensor, Tensor], Tensor]
 _THRESHOLDS, _MOST_EXCHANGES = 16, 40
-# The thresholds by which `near_threshold` looks, and its exchanges: they make a bracket 10^6 times smaller.
-_COARSE, _COARSE_EXCHANGES = 32, 4
 
 
 def sums_at(thetas: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
@@ -40,7 +37,7 @@ def solve_on_parts(low: Tensor, high: Tensor, sums: Sums, goal: Tensor, enough: 
     other, and evenly spaced ones.
     """
     eps, best, off = torch.finfo(low.dtype).eps, low, torch.full_like(low, torch.inf)
-    for _ in range(_MOST_EXCHANGES):
+    for i in range(_MOST_EXCHANGES):
         thetas = torch.minimum(torch.maximum(thetas, low), high).sort(-1).values
         total, slope = sums_at(thetas, sums)
         m, above = thetas.shape[-1], (total > goal).long().cumprod(-1).sum(-1, keepdim=True)
@@ -48,7 +45,10 @@ def solve_on_parts(low: Tensor, high: Tensor, sums: Sums, goal: Tensor, enough: 
         low = torch.where(above > 0, thetas.gather(-1, left), low)
         high = torch.where(above < m, thetas.gather(-1, right), high)
         errors = torch.where(total.isnan(), torch.inf, (total - goal).abs())
-        least, at = errors.min(-1, keepdim=True)
+        errors = torch.where(errors <= enough, 0, errors) if i == 0 else errors
+        least = errors.amin(-1, keepdim=True)
+        # Of several that are right, as at first in a gap, the one nearest to 0, where one process begins.
+        at = torch.where(errors == least, thetas.abs(), torch.inf).argmin(-1, keepdim=True)
         best, off = torch.where(least < off, thetas.gather(-1, at), best), torch.minimum(off, least)
         wrong = (
             (off > enough) & (high - low > 2 * eps * torch.maximum(low.abs(), high.abs())) & ~total.isnan().any(-1, keepdim=True)
@@ -68,43 +68,19 @@ def solve_on_parts(low: Tensor, high: Tensor, sums: Sums, goal: Tensor, enough: 
     return best
 
 
-def near_threshold(x: Tensor, k: Tensor, softness: Tensor | float, n: int, mode: str) -> Tensor:
-    """A number of each row that is near the threshold, of x itself, at which sigmoids sum to k: a few softnesses away, or the
-    rounding of x over them.
-    """
-    low, high = finite_extremes(x)
-    reach = (torch.log(k / (n - k)).abs() + 1).clamp(max=800.0) if mode in ("smooth", "laplace") else torch.full_like(k, 5.0)
-    low, high = low - reach * softness, high + reach * softness
-    shape = torch.broadcast_shapes(low.shape, high.shape)
-    low, high = low.expand(shape), high.expand(shape)
-
-    def sums(theta: Tensor) -> Sequence[Tensor]:
-        s = curves.sigmoid(x - theta, softness, mode).sum(-1, keepdim=True)
-        return s, s
-
-    for _ in range(_COARSE_EXCHANGES):
-        if not bool((high - low > 8 * softness).any()):
-            break
-        thetas = evenly(low, high, _COARSE)
-        above = (sums_at(thetas, sums)[0] > k).sum(-1, keepdim=True)
-        low = torch.where(above > 0, thetas.gather(-1, (above - 1).clamp(min=0)), low)
-        high = torch.where(above < _COARSE, thetas.gather(-1, above.clamp(max=_COARSE - 1)), high)
-    wide = high - low > 8 * softness
-    near = low + (high - low) / 2
-    # Elements that are many softnesses apart: as in one process, the one that is chosen in part, or the middle of the gap.
-    return torch.where(wide, pivot_on_parts(x, k), near) if bool(wide.any()) else near
-
-
 def pivot_on_parts(x: Tensor, k: Tensor) -> Tensor:
     """The middle between the k-th largest element of each row and the next for a whole k, else the element that is chosen in
-    part.
+    part: to the last digit the number of one process, so that what lies on a join lies there on parts, too.
     """
     shape = torch.broadcast_shapes(x.shape[:-1], k.shape[:-1])
-    (key, integer), whole = _keys(x.expand(*shape, x.shape[-1])), k.nan_to_num(0).floor().long().expand(*shape, 1)
-    places = torch.cat((whole, whole + 1), -1).clamp(1, row_length(x))
-    found = _largest_keys(key, places, integer)
-    bits = torch.where(found < 0, found ^ torch.iinfo(integer).max, found).to(integer)
-    first, second = bits.view(x.dtype).split(1, -1)
+    x, k = x.expand(*shape, x.shape[-1]), k.expand(*shape, 1)
+    key, integer = _keys(x)
+    place = k.nan_to_num(0).ceil().long().clamp(1, row_length(x))
+    found = _largest_keys(key, place, integer)
+    first = torch.where(found < 0, found ^ torch.iinfo(integer).max, found).to(integer).view(x.dtype)
+    below, others = torch.where(key < found, x, -torch.inf).amax(-1, keepdim=True), (key >= found).sum(-1, keepdim=True)
+    below, others = of_ranks(torch.stack((below.double(), others.double()))).unbind(1)
+    second = torch.where((k == place) & (others.sum(0) <= place), below.amax(0).to(x.dtype), first)
     return middle_of_gap(first, second, k)
 
 
@@ -137,15 +113,11 @@ def _keys(x: Tensor) -> tuple[Tensor, torch.dtype]:
 
 
 def _largest_keys(key: Tensor, k: Tensor, integer: torch.dtype) -> Tensor:
-    """The k-th largest keys of whole rows, for several k (…, m), counted from 1.
-
-    They are found byte by byte, from how many keys are as large as each of 256.
-    """
+    """The k-th largest keys of whole rows, counted from 1: byte by byte, from how many keys are as large as each of 256."""
     ascending, n, width = key.sort(-1).values, key.shape[-1], torch.iinfo(integer).bits
     found = torch.full_like(k, torch.iinfo(integer).min)
     for shift in range(width - 8, -1, -8):
-        tried = found.unsqueeze(-1) + (torch.arange(256, device=key.device) << shift)
-        (counts,) = row_totals((n - torch.searchsorted(ascending, tried.flatten(-2))).double())
-        at = (counts.unflatten(-1, (-1, 256)) >= k.unsqueeze(-1)).sum(-1, keepdim=True) - 1
-        found = tried.gather(-1, at).squeeze(-1)
+        tried = found + (torch.arange(256, device=key.device) << shift)
+        (counts,) = row_totals((n - torch.searchsorted(ascending, tried)).double())
+        found = tried.gather(-1, (counts >= k).sum(-1, keepdim=True) - 1)
     return found

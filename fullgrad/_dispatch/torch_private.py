@@ -841,7 +841,9 @@ def below_transforms(function: Callable[[], Any]) -> Any:
 
 
 _neg_view = _optional("_neg_view", torch.neg, "a tangent of an imaginary part is not written through")
-_without_key = _optional("_C._ExcludeDispatchKeyGuard", None, _ADOPT)
+_without_key: Any = _optional(
+    "_C._ExcludeDispatchKeyGuard", None, "vmap of imaginary parts of conjugates raises, as outside of completing"
+)
 
 
 def of_each_sample(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
@@ -852,9 +854,10 @@ def of_each_sample(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tens
 
 
 # Where `torch.func.vmap` calls its implementation, which has functions of the dimensions of a batch.
-vmap_module: Any = _optional("_functorch.apis", None, "vmap over no samples raises for some operators, as outside of completing")
-_processed: Any = _optional("_functorch.vmap._process_batched_inputs", None, _ADOPT)
-_leaves_of: Any = _optional("_functorch.vmap._broadcast_to_and_flatten", None, _ADOPT)
+_NO_SAMPLES = "vmap over no samples raises for some operators, as outside of completing"
+vmap_module: Any = _optional("_functorch.apis", None, _NO_SAMPLES)
+_processed: Any = _optional("_functorch.vmap._process_batched_inputs", None, _NO_SAMPLES)
+_leaves_of: Any = _optional("_functorch.vmap._broadcast_to_and_flatten", None, _NO_SAMPLES)
 
 
 def with_one_sample(function: Callable[..., Any], in_dims: Any, args: Sequence[Any]) -> Sequence[Any] | None:

@@ -160,7 +160,10 @@ from fullgrad._dispatch.torch_private import (
     unpack_dual,
     unpacked,
     usual_keys,
+    vmap_module,
+    with_one_sample,
     without_modes,
+    without_samples,
     wrapper_tensor,
     writable,
 )

@@ -843,7 +843,9 @@ def below_transforms(function: Callable[[], Any]) -> Any:
 
 
 _neg_view = _optional("_neg_view", torch.neg, "a tangent of an imaginary part is not written through")
-_without_key = _optional("_C._ExcludeDispatchKeyGuard", None, _ADOPT)
+_without_key: Any = _optional(
+    "_C._ExcludeDispatchKeyGuard", None, "vmap of imaginary parts of conjugates raises, as outside of completing"
+)
 
 
 def of_each_sample(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
@@ -851,6 +853,37 @@ def of_each_sample(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tens
     batched = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
     with _without_key(batched):
         return add_batch_dim(function(get_unwrapped(tensor)), _batch_dim(tensor), level_of(tensor))
+
+
+# Where `torch.func.vmap` calls its implementation, which has functions of the dimensions of a batch.
+_NO_SAMPLES = "vmap over no samples raises for some operators, as outside of completing"
+vmap_module: Any = _optional("_functorch.apis", None, _NO_SAMPLES)
+_processed: Any = _optional("_functorch.vmap._process_batched_inputs", None, _NO_SAMPLES)
+_leaves_of: Any = _optional("_functorch.vmap._broadcast_to_and_flatten", None, _NO_SAMPLES)
+
+
+def with_one_sample(function: Callable[..., Any], in_dims: Any, args: Sequence[Any]) -> Sequence[Any] | None:
+    """Arguments of `vmap` with a sample of ones, or of integers that are 0, if there is none; None if there are some."""
+    size, dims, leaves, spec = _processed(in_dims, args, function)
+    if size:
+        return None
+
+    def of_one(v: Any, dim: int | None) -> Any:
+        if dim is None:
+            return v
+        fill = 1 if v.is_floating_point() or v.is_complex() else 0
+        shape = list(v.shape)
+        shape[dim] = 1
+        return v.new_full(shape, fill)
+
+    return pytree.tree_unflatten([of_one(v, dim) for v, dim in zip(leaves, dims, strict=True)], spec)
+
+
+def without_samples(found: Any, out_dims: Any) -> Any:
+    """Results of `vmap` without the samples."""
+    leaves, spec = pytree.tree_flatten(found)
+    dims = _leaves_of(out_dims, spec)
+    return pytree.tree_unflatten([v if dim is None else v.narrow(dim, 0, 0) for v, dim in zip(leaves, dims, strict=True)], spec)
 
 
 def becomes_writable(tensor: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Functions and operators in Python that torch calls, where torch.func refuses them or their second derivatives are wrong."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullgrad._dispatch import active_transforms, chunked_losses, dirichlet_function, forward_mode_is_on, transforms_active
+from fullgrad._dispatch import (
+    active_transforms,
+    chunked_losses,
+    dirichlet_function,
+    forward_mode_is_on,
+    is_compiling,
+    transforms_active,
+    vmap_module,
+    with_one_sample,
+    without_samples,
+)
+from fullgrad._engine.call import flattened
 from fullgrad.completion._completing import with_formula
 from fullgrad.completion._registry import ATTRIBUTES
 from fullgrad.functions import custom_jvp
@@ -79,12 +91,27 @@ def _variance(original: property) -> property:
     return property(variance, doc=original.__doc__)
 
 
+def _of_no_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`vmap` over no samples is that over one, which is left out: torch has no rule for some operators, and guesses sizes."""
+
+    def mapped(function: Any, in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling() and any(isinstance(v, Tensor) and 0 in v.shape for v in flattened(args)[0]):
+            with contextlib.suppress(Exception):  # torch has the words
+                given = with_one_sample(function, in_dims, args)
+                if given is not None:
+                    return without_samples(original(function, in_dims, out_dims, randomness, None, *given, **kwargs), out_dims)
+        return original(function, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+
+    return mapped
+
+
 def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -> None:
     if hasattr(owner, name):
         ATTRIBUTES.append((owner, name, replaced(getattr(owner, name), *args)))
 
 
 _replaces(torch.distributions.StudentT, "variance", _variance)
+_replaces(vmap_module, "vmap_impl", _of_no_samples)
 _replaces(dirichlet_function, "apply", _dirichlet)
 _losses = chunked_losses()
 _replaces(_losses, "_linear_cross_entropy_batch_chunked", _chunked_loss, True)

@@ -173,6 +173,24 @@ for _name in torch.ops.aten.stft.overloads():
     _replaces_with_a_whole_window(_name)
 
 
+# torch's derivative of these has the memory order of the indices, in which vmap puts no batch.
+_OF_INDICES = ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward")
+_OF_INDICES += ("adaptive_max_pool3d_backward",)
+
+
+def _replaces_with_contiguous_indices(name: str) -> None:
+    op = getattr(torch.ops.aten, name).default
+
+    @replaces(name)
+    def with_contiguous_indices(*args: Any) -> Any:
+        *others, indices = args
+        return NotImplemented if indices.is_contiguous() else op(*others, indices.contiguous())
+
+
+for _name in _OF_INDICES:
+    _replaces_with_contiguous_indices(_name)
+
+
 @replaces("column_stack")
 def _column_stack(tensors: Any) -> Tensor:
     return torch.hstack([v.reshape(-1, 1) if v.ndim < 2 else v for v in tensors])

@@ -343,6 +343,50 @@ def test_batches(name):
             torch.testing.assert_close(vmap(of)(batch), torch.stack([of(v) for v in batch]))
 
 
+# torch has no value for a batch of masks of one dimension.
+@pytest.mark.parametrize("name", [name for name in CALLS if "batch_norm" not in name and not name.endswith("groups")])
+def test_no_samples(name):
+    """A batch of none has values and derivatives of their shapes."""
+    f, x = CALLS[name]
+    with fullgrad.completing():
+        for of in (f, grad(lambda x: f(x).sum()), lambda x: jvp(f, (x,), (x,))[1]):
+            assert vmap(of)(x.new_zeros(0, *x.shape)).shape == (0, *of(x).shape)
+
+
+OF_NO_RULE = {
+    "margin": lambda x: F.soft_margin_loss(x, torch.ones(3, 4), reduction="none"),
+    "quantile": lambda x: x.quantile(0.4, 1),
+    "labels": lambda x: F.multilabel_margin_loss(x, torch.tensor([[1, 0, -1, 0]] * 3), reduction="none"),
+    "weight": lambda x: torch._weight_norm(x, x[:, :1], 0),
+    "quantization": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, 0, -2, 2),
+    "bag": lambda x: F.embedding_bag(torch.tensor([[0, 1, 2]]), x, mode="max"),
+}
+
+
+@pytest.mark.parametrize("name", OF_NO_RULE)
+def test_no_samples_where_torch_has_a_loop(name):
+    """By all dimensions, around another batch, inside of one, and with the gradient by what the samples share."""
+    f, shared = OF_NO_RULE[name], torch.ones(3, 4, requires_grad=True)
+    shape = f(shared).shape
+    with fullgrad.completing():
+        found = vmap(lambda x, w: (f(x * w), torch.ones(2)), in_dims=(1, None), out_dims=(-1, None))(torch.zeros(3, 0, 4), shared)
+        assert found[0].shape == (*shape, 0)
+        assert found[1].shape == (2,)
+        assert not torch.autograd.grad(found[0].sum(), shared)[0].any()
+        assert vmap(vmap(f))(torch.zeros(2, 0, 3, 4)).shape == (2, 0, *shape)
+        assert vmap(vmap(f), in_dims=2)(torch.zeros(5, 3, 0, 4)).shape == (0, 5, *shape)
+    with pytest.raises(RuntimeError):
+        vmap(f)(torch.zeros(0, 3, 4))
+
+
+def test_errors_of_no_samples_are_torchs():
+    def f(x):
+        return torch.linalg.inv(x.renorm(2, 0, 1.0))  # of equal rows there is none
+
+    with fullgrad.completing(), pytest.raises(RuntimeError, match="size 0"):
+        vmap(f)(torch.zeros(0, 3, 3))
+
+
 def test_third_derivatives_of_products():
     """They are right where factors are 0, too."""
     z, v = torch.zeros((), dtype=torch.float64), seeded(6)

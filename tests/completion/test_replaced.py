@@ -665,3 +665,27 @@ def test_windows_of_samples_that_are_shorter(options):
         torch.testing.assert_close([*vmap(found)(x, w)], expected)
         of_windows = vmap(found, in_dims=(None, 0))(x[0], w)
         torch.testing.assert_close([v[0] for v in of_windows], [v[0] for v in expected])
+
+
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+POOLS = {
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), (2, 2, 4, 4)),
+    "max_pool3d": (lambda x: F.max_pool3d(x, 2), (1, 2, 2, 4, 4)),
+    "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, 2), (2, 2, 4, 3)),
+    "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x, 2), (1, 2, 3, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_directions_of_images_with_channels_last(name):
+    """Second derivatives along a batch of directions do not depend on the order of the memory."""
+    f, shape = POOLS[name]
+    x, directions = seeded(*shape), seeded(3, *shape)
+    slope = grad(lambda x: f(x).sin().sum())
+
+    def along(x):
+        reverse = vmap(lambda v: grad(lambda x: (slope(x) * v).sum())(x))(directions)
+        return reverse, vmap(lambda v: jvp(slope, (x,), (v,))[1])(directions)
+
+    with fullgrad.completing():
+        torch.testing.assert_close(along(x.to(memory_format=LAST[x.ndim])), along(x))

@@ -43,6 +43,16 @@ def sigmoid_gate(v: Tensor, x: Tensor, s: Any) -> Tensor:
     return v * torch.sigmoid(x / s)
 
 
+def row_sigmoid(h: Tensor) -> Tensor:
+    """The sigmoid, the same for equal elements wherever they stand in a row: their distance is 0, and they are ties.
+
+    On the CPU, `torch.sigmoid` rounds elements that fill no vector, or are strided, in another way. `torch.exp` does not.
+    """
+    z = torch.sigmoid(h)
+    # The difference of numbers this near to each other is exact, and so is the sum.
+    return z + (1 / (1 + torch.exp(-h.detach())) - z.detach()) if h.device.type == "cpu" else z
+
+
 @replaceable
 def compared(compare: Callable[..., Tensor], x: Tensor, y: Any) -> Tensor:
     """A comparison as 0 or 1, in the floating dtype of x - y."""

@@ -105,7 +105,7 @@ _now = _Now()
 
 
 def stand_ins_now() -> StandIns | None:
-    """Those of the graph that is traced in this thread."""
+    """The stand-ins of the graph that is traced in this thread."""
     return _now.stand_ins
 
 

@@ -78,7 +78,7 @@ def _chunked_loss(original: Callable[..., Any], has_reduction: bool) -> Callable
 
 
 def _variance(original: property) -> property:
-    """That of Student's t distribution, of which torch selects numbers by a mask, as many as each sample has."""
+    """The variance of Student's t distribution, of which torch selects numbers by a mask, as many as each sample has."""
 
     def variance(self: Any) -> Tensor:
         if "Vmap" not in active_transforms():

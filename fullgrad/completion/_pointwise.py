@@ -62,7 +62,7 @@ def _completes_ties(name: str) -> Callable[[Any], Any]:
 
 @_completes_ties("clamp.Tensor")
 def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    """Of the input, or of the bound that it is beyond; what is no number has the slope 0."""
+    """The input, or the bound that it is beyond; what is no number has the slope 0."""
     is_inside, is_high = torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)
     if max is not None:
         is_inside, is_high = x <= max, x > max if min is None else (x > max) | (min > max)

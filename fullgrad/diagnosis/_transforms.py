@@ -244,7 +244,7 @@ def _fails(
     known: Collection[str] = (),
     differ: list[str] | None = None,
 ) -> dict[str, str]:
-    """What the ways raise, or how they are wrong; ``differ`` takes the ways that differ by design."""
+    """The errors of the ways that raise, and how others are wrong; ``differ`` takes the ways that differ by design."""
     found: dict[str, str] = {}
     for title, (way, order) in _ways(f, vs).items():
         if title in known:

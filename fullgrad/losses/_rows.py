@@ -10,9 +10,10 @@ from fullgrad._core import checks
 from fullgrad._core.bits import digits, exponent, power_of_two
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.shards import rows_code
+from fullgrad._core.windows import row_sigmoid
 from fullgrad._dispatch import at_least, has_shape, holds, perhaps, surely
 from fullgrad.soft._relaxation import Softness, checked_floating
-from fullgrad.soft.order._numbers import row_origin, row_sigmoid
+from fullgrad.soft.order._numbers import row_origin
 from fullgrad.soft.order._operators.rank import rank_operator
 from fullgrad.soft.order.methods import METHODS
 from fullgrad.soft.simplex._losses import REDUCTIONS

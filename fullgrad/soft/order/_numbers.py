@@ -51,16 +51,6 @@ def power(t: Tensor, exponent: int) -> Tensor:
     return t if exponent == 1 else t * t if exponent == 2 else t * t * t
 
 
-def row_sigmoid(h: Tensor) -> Tensor:
-    """The sigmoid, the same for equal elements wherever they stand in a row: their distance is 0, and they are ties.
-
-    On the CPU, `torch.sigmoid` rounds elements that fill no vector, or are strided, in another way. `torch.exp` does not.
-    """
-    z = torch.sigmoid(h)
-    # The difference of numbers this near to each other is exact, and so is the sum.
-    return z + (1 / (1 + torch.exp(-h.detach())) - z.detach()) if h.device.type == "cpu" else z
-
-
 class RowFunction(Function):
     """A function of rows, or of matrices, whose arguments broadcast: under ``vmap`` a batch is one more dimension in front."""
 

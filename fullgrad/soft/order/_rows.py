@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.opmath import to_opmath
+from fullgrad._core.windows import row_sigmoid
 from fullgrad._dispatch import at_least, finite_extremes, row_sum, row_totals
 from fullgrad.soft._curves import SMALLEST
 from fullgrad.soft._relaxation import Softness, divisor
-from fullgrad.soft.order._numbers import origin_between, row_origin, row_sigmoid, weighted
+from fullgrad.soft.order._numbers import origin_between, row_origin, weighted
 from fullgrad.soft.order.projections.simplex import log_softmax, project
 
 # The variance that is added to the variance of a row.

@@ -66,7 +66,7 @@ def agrees(f, held, constants, backend="aot_eager", fullgraph=True):
         x = torch.linspace(-0.4, 0.5, 6).reshape(2, 3).requires_grad_()
         inputs = [x, *held]
         found = torch.autograd.grad(compiled(x), inputs)
-        torch.testing.assert_close(found, torch.autograd.grad(loss(x), inputs))
+        torch.testing.assert_close(found, torch.autograd.grad(loss(x), inputs), rtol=1e-4, atol=1e-5)  # inductor rounds anew
         with torch.no_grad():
             for t in (*held, *constants):
                 t.mul_(1.05)

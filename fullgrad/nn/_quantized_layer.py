@@ -219,13 +219,11 @@ class WeightQuantizer(nn.Module):
         return self._quantized(x)
 
     def _quantized(self, x: Tensor) -> Tensor:
-        scale, zero_point = self.effective_scale, self.zero_point
+        scale, zero_point = self.effective_scale, 0 if self.zero_point is None else self.zero_point.detach()
         if self.learn:
             factor = 1 / square_root(at_least(self.numbers(x), 1) * max(self.quant_max, 1))
-            scale, zero_point = [None if p is None else scale_bwd(p, factor) for p in (scale, zero_point)]
-        elif zero_point is not None:
-            zero_point = zero_point.detach()
-        zero_point = 0 if zero_point is None else zero_point
+            scale = scale_bwd(scale, factor)
+            zero_point = 0 if self.zero_point is None else scale_bwd(self.zero_point, factor)
         return fake_quantize(x, scale, zero_point, self.quant_min, self.quant_max, inside=self.inside)
 
     def numbers(self, x: Tensor) -> int:

@@ -23,13 +23,13 @@ _running = _Running()
 
 
 def concrete(value: Any) -> Any:
-    """The number of a symbol in a node of a graph that runs; anything else as it is, also a symbol while code is traced."""
+    """The number of a symbol in a node of a graph that runs; the symbol itself while code is traced."""
     numbers = _running.numbers
-    if numbers is None or value.__class__ not in SYMBOLS:
-        return value
-    if id(value) not in numbers and is_tracing():  # code of the node is compiled while it runs
+    if numbers is None:
         return value
     if id(value) not in numbers:
+        if is_tracing():  # code of the node is compiled while it runs
+            return value
         raise RuntimeError(
             "A number that changes from call to call of compiled code is missing where an operator made of functions runs. Pass "
             "it to the operator as a tensor."

@@ -89,13 +89,13 @@ def _lean(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) 
     device = query.device.type
     if is_autocast(device):
         lower = torch.get_autocast_dtype(device)
-        query, key, value = [_lowered(v, lower) for v in (query, key, value)]
-        args, kwargs = tuple([_lowered(v, lower) for v in args]), {k: _lowered(v, lower) for k, v in kwargs.items()}
+        query, key, value = [lowered(v, lower) for v in (query, key, value)]
+        args, kwargs = tuple([lowered(v, lower) for v in args]), {k: lowered(v, lower) for k, v in kwargs.items()}
     with without_autocast(device):
         return _by_blocks(query, key, value, *args, size=query_block(query), **kwargs)
 
 
-def _lowered(v: Any, dtype: torch.dtype) -> Any:
+def lowered(v: Any, dtype: torch.dtype) -> Any:
     """An argument as autocast gives it to torch's kernel."""
     return v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() and v.dtype != torch.float64 else v
 

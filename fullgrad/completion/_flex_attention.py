@@ -23,7 +23,7 @@ from fullgrad._dispatch import (
 )
 from fullgrad._engine.rule import Rule, declared
 from fullgrad._engine.transpose import by_reference, scattered, transpose
-from fullgrad.completion._attention import query_block
+from fullgrad.completion._attention import lowered, query_block
 from fullgrad.completion._reductions import logsumexp, softmax
 from fullgrad.completion._registry import HIGHER_ORDER, replaces_function
 from fullgrad.functions import checkpoint
@@ -98,7 +98,7 @@ def _attention(
     device = query.device.type
     if is_autocast(device):
         lower = torch.get_autocast_dtype(device)
-        query, key, value = [x if x.dtype == torch.float64 else x.to(lower) for x in (query, key, value)]
+        query, key, value = [lowered(x, lower) for x in (query, key, value)]
         with torch.autocast(device, enabled=False):
             return _attention(query, key, value, score_mod, block_mask, scale, kernel_options, of_scores, of_masks)
     groups = query.shape[1] // key.shape[1]

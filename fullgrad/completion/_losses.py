@@ -1,6 +1,5 @@
 """Losses between predictions and targets."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,16 +14,12 @@ from fullgrad.completion._registry import (
     accumulated,
     completes,
     completes_backward,
+    needs_gradient,
 )
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
     return (loss, loss.mean(), loss.sum())[reduction] if reduction else loss
-
-
-def _needs_gradient(args: Sequence[Any], i: int) -> bool:
-    """Whether torch lacks a derivative in eager code, which it has none of by weights."""
-    return len(args) > i and args[i] is not None and args[i].requires_grad
 
 
 @completes("huber_loss", NO_FORWARD)
@@ -51,7 +46,7 @@ def _positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, 0)
 
 
-@completes("multi_margin_loss", NO_SECOND, batched=True, is_missing=lambda args: _needs_gradient(args, 4))
+@completes("multi_margin_loss", NO_SECOND, batched=True, is_missing=lambda args: needs_gradient(args, 4))
 def _multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
@@ -95,7 +90,7 @@ def _multilabel_margin_loss_backward(g: Tensor, x: Tensor, target: Tensor, reduc
 def _completes_nll_loss(name: str) -> None:
     op = getattr(torch.ops.aten, name).default
 
-    @completes(name, NO_WEIGHTS, is_missing=lambda args: _needs_gradient(args, 2))
+    @completes(name, NO_WEIGHTS, is_missing=lambda args: needs_gradient(args, 2))
     def loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> Any:
         if weight is None:
             return NotImplemented
@@ -111,7 +106,7 @@ _completes_nll_loss("nll_loss_forward")
 _completes_nll_loss("nll_loss2d_forward")
 
 
-@completes("binary_cross_entropy", NO_WEIGHTS, is_missing=lambda args: _needs_gradient(args, 2))
+@completes("binary_cross_entropy", NO_WEIGHTS, is_missing=lambda args: needs_gradient(args, 2))
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
     if weight is None:
         return NotImplemented

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
 from fullgrad._dispatch import is_tracing
-from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes, completes_backward, unit_of
+from fullgrad.completion._registry import NO_SECOND, WRONG, accumulated, completes, completes_backward, needs_gradient, unit_of
 
 
 def _stored(x: Tensor, like: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def _of_unit_size(x: Tensor, dims: tuple[int, ...], eps: Any) -> tuple[Tensor, T
 
 def _has_bias_alone(weight: int) -> Callable[[Sequence[Any]], bool]:
     """Whether a norm has a bias that is differentiated, and no weight, by the place of that: torch fails where it has none."""
-    return lambda args: args[weight] is None and args[weight + 1] is not None and args[weight + 1].requires_grad
+    return lambda args: args[weight] is None and needs_gradient(args, weight + 1)
 
 
 @completes("native_layer_norm", WRONG, issue=196700, is_missing=_has_bias_alone(2), keeps_first=True)

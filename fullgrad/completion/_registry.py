@@ -185,6 +185,11 @@ def absolute(x: Tensor) -> Tensor:
     return x.abs() + without_slope(x, x.isnan())
 
 
+def needs_gradient(args: Sequence[Any], i: int) -> bool:
+    """Whether an argument of an operator is there, and is differentiated in eager code."""
+    return len(args) > i and args[i] is not None and args[i].requires_grad
+
+
 def accumulated(x: Tensor) -> Tensor:
     """The tensor in the precision of sums: half precision in float32."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.utils.rnn import PackedSequence
 
-from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, at_least, rnn_names, square_root
+from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, rnn_names
 from fullgrad.clamping import clamp, lower_bound
 from fullgrad.gradients import scale_bwd
 from fullgrad.quantizers import fake_quantize, quant_range
+from fullgrad.quantizers._arithmetic import lsq_factor
 from fullgrad.rounding import step_quantize
 
 # The largest code of a bias.
@@ -221,7 +222,7 @@ class WeightQuantizer(nn.Module):
     def _quantized(self, x: Tensor) -> Tensor:
         scale, zero_point = self.effective_scale, 0 if self.zero_point is None else self.zero_point.detach()
         if self.learn:
-            factor = 1 / square_root(at_least(self.numbers(x), 1) * max(self.quant_max, 1))
+            factor = lsq_factor(self.numbers(x), self.quant_max)
             scale = scale_bwd(scale, factor)
             zero_point = 0 if self.zero_point is None else scale_bwd(self.zero_point, factor)
         return fake_quantize(x, scale, zero_point, self.quant_min, self.quant_max, inside=self.inside)

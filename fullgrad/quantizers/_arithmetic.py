@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fullgrad._core.neighbors import rounded
 from fullgrad._core.opmath import HALF
+from fullgrad._dispatch import at_least, square_root
 
 
 def to_compute(x: Tensor, *parameters: Any) -> list[Any]:
@@ -23,3 +24,8 @@ def to_compute(x: Tensor, *parameters: Any) -> list[Any]:
 def reciprocal_number(scale: float, dtype: torch.dtype) -> float:
     """The reciprocal of a number, both rounded to ``dtype``."""
     return rounded(1.0 / rounded(scale, dtype), dtype)
+
+
+def lsq_factor(numbers: int, largest: float) -> float:
+    """The factor of the gradient of a scale that so many numbers share, for the largest code: the gradient is a sum over them."""
+    return 1 / square_root(at_least(numbers, 1) * max(largest, 1))

@@ -4,11 +4,10 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.opmath import cast
-from fullgrad._dispatch import at_least, square_root
 from fullgrad.gradients._scale import Scale
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter
-from fullgrad.quantizers._arithmetic import to_compute
+from fullgrad.quantizers._arithmetic import lsq_factor, to_compute
 from fullgrad.quantizers._fake_quantize import quantized
 from fullgrad.quantizers._integers import Grid
 from fullgrad.quantizers._quant_range import quant_range
@@ -79,7 +78,7 @@ def lsq(
     if not quant_min <= 0 <= quant_max:
         raise ValueError(f"lsq: `quant_min` and `quant_max` must have 0 between them, got {quant_min} and {quant_max}.")
     if grad_scale is None:
-        grad_scale = 1 / square_root(at_least(x.numel(), 1) * max(quant_max, 1))
+        grad_scale = lsq_factor(x.numel(), quant_max)
     else:
         checks.positive_number("lsq", "grad_scale", grad_scale)
     if isinstance(scale, Tensor):

@@ -11,11 +11,10 @@ from fullgrad._core.opmath import cast, divided
 from fullgrad._core.pieces import pointwise
 from fullgrad._core.shards import reshaped
 from fullgrad._core.windows import where_between
-from fullgrad._dispatch import at_least, square_root
 from fullgrad.gradients._scale import scale_bwd
 from fullgrad.quantizers import _arguments
 from fullgrad.quantizers._arguments import Parameter, expanded
-from fullgrad.quantizers._arithmetic import to_compute
+from fullgrad.quantizers._arithmetic import lsq_factor, to_compute
 
 # The bound at which x / scale is clamped.
 END = 0.99
@@ -61,7 +60,7 @@ def stretched_elastic(x: Tensor, scale: Parameter, levels: int = 4, *, grad_scal
     _arguments.check_scale("stretched_elastic", "scale", scale, x.dtype)
     levels = _arguments.check_levels("stretched_elastic", levels)
     if grad_scale is None:
-        grad_scale = 1 / square_root(at_least(x.numel(), 1) * max(levels / 2 - 1, 1))
+        grad_scale = lsq_factor(x.numel(), levels / 2 - 1)
     else:
         checks.positive_number("stretched_elastic", "grad_scale", grad_scale)
     scale = scale_bwd(scale, grad_scale) if isinstance(scale, Tensor) else float(scale)

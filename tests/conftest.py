@@ -126,11 +126,15 @@ def pytest_runtest_makereport(item):
 
 def pytest_collection_finish(session):
     """Make garbage collection rare: tracing makes objects by the million, and by default a tenth of its time goes to the garbage
-    collector, which looks at them and at all that is imported.
+    collector, which looks at them and at all that is imported. No test unfreezes these: all later ones would pay for it.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or the bindings of Triton report leaks
 
 
 @pytest.fixture(autouse=True)

@@ -119,13 +119,13 @@ def label_of(kind: str, f: Any) -> str:
     return f"{kind}: {name_of(f)}"
 
 
-def own_name(function: Any) -> str | None:
-    """The name by which a function's module has it, if it is pickled by name."""
+def own_name(function: Any, name: str | None = None) -> str | None:
+    """The name by which a function's module has it, if it is pickled by name; another one than its own may be asked for."""
     pickler, module = sys._getframe(2).f_globals, function.__module__
     # Cloudpickle, which joblib and ray have copies of, takes functions of a script by value, for a process without the script.
     if is_cloudpickle(pickler) and (module == "__main__" or module in pickler.get("_PICKLE_BY_VALUE_MODULES", ())):
         return None
-    return name_in_module(function)
+    return name_in_module(function, name)
 
 
 def is_cloudpickle(pickler: dict[str, Any]) -> bool:
@@ -133,11 +133,11 @@ def is_cloudpickle(pickler: dict[str, Any]) -> bool:
     return pickler.get("__name__", "").rpartition(".")[2] == "cloudpickle"
 
 
-def name_in_module(value: Any) -> str | None:
-    """The name by which the module of a function or a class has it."""
-    name = getattr(value, "__qualname__", "")
+def name_in_module(value: Any, name: str | None = None) -> str | None:
+    """The name by which the module of a function or a class has it: its own, or another one that is asked for."""
+    name = name or getattr(value, "__qualname__", "")
     try:
-        found = operator.attrgetter(name)(sys.modules[value.__module__])
+        found = operator.attrgetter(name or "")(sys.modules[value.__module__])
     except (AttributeError, KeyError, TypeError):
         return None
     return name if found is value else None

@@ -247,7 +247,7 @@ def operator_of(cls: Any, options: Options) -> Any:
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
         apply.__doc__ = cls.__doc__
         vars(apply)["adopted_class"] = cls
-        operators[options] = adopted = AdoptedFunction.of(apply, cls, options)
+        operators[options] = adopted = AdoptedFunction.of(apply, operator_of, cls, options)
         vars(apply)["adopted"] = adopted  # lives as long as a graph that has the function alone
     return adopted
 

@@ -11,7 +11,6 @@ import torch
 
 from fullgrad._dispatch import defined_operator, is_operator
 from fullgrad._engine.operator import PicklablePartial, is_cloudpickle, name_in_module, own_name
-from fullgrad.adoption._scope import Options
 
 _LOCAL = """adopt: {0} cannot be pickled, since its module {1} has no class of this name. Define the class at the top level of \
 a module, where pickle finds it, or pickle with cloudpickle."""
@@ -32,13 +31,13 @@ class AdoptedFunction(_CopiedAsFunctions, PicklablePartial):
     """An adopted class or operator. It is made again from the name of that, or found by it where it has taken the name itself."""
 
     @classmethod
-    def of(cls, function: Callable[..., Any], adopted: Any, options: Options) -> "AdoptedFunction":
-        """The object that calls a function, which has its name."""
+    def of(cls, function: Callable[..., Any], maker: Callable[..., Any], adopted: Any, options: Any) -> "AdoptedFunction":
+        """The object that calls a function, which has its name; ``maker(adopted, options)`` finds it again."""
         result: Any = functools.update_wrapper(cls(function), function)
         del result.__wrapped__
-        result.function, result.made_of = function, (adopted, options)
+        result.function, result.maker, result.made_of = function, maker, (adopted, options)
         if isinstance(adopted, type):
-            result.__module__, result.__qualname__ = adopted.__module__, adopted.__qualname__
+            result.__module__ = adopted.__module__
         return result
 
     def parts(self) -> list[Any]:
@@ -48,11 +47,11 @@ class AdoptedFunction(_CopiedAsFunctions, PicklablePartial):
     def __reduce__(self) -> Any:
         adopted, options = self.made_of
         if is_operator(adopted):
-            return _operator_again, (*_names(adopted), options)
-        own = own_name(self)
+            return _operator_again, (*_names(adopted), self.maker, options)
+        own = own_name(self, adopted.__qualname__)
         if own is None:
             _check_picklable(adopted, sys._getframe(1).f_globals)
-        return own or (_class_again, (adopted, options))
+        return own or (self.maker, self.made_of)
 
     def __repr__(self) -> str:
         return f"<adopt of {getattr(self.made_of[0], '__qualname__', self.made_of[0])}>"
@@ -78,12 +77,6 @@ def _check_picklable(cls: Any, pickler: dict[str, Any]) -> None:
         raise pickle.PicklingError(_LOCAL.format(cls.__qualname__, cls.__module__))
 
 
-def _class_again(cls: Any, options: Options) -> Any:
-    from fullgrad.adoption._adopt import operator_of
-
-    return operator_of(cls, options)
-
-
 def _names(op: Any) -> tuple[Any, ...]:
     """The module that defines an operator, if it is known, its namespace and name, and its overload, if it is one."""
     one = op if hasattr(op, "_schema") else getattr(op, op.overloads()[0])
@@ -91,11 +84,11 @@ def _names(op: Any) -> tuple[Any, ...]:
     return getattr(defined_operator(one), "__module__", None), namespace, name, one._overloadname if one is op else None
 
 
-def _operator_again(module: str | None, namespace: str, name: str, overload: str | None, options: Options) -> Any:
+def _operator_again(module: str | None, namespace: str, name: str, overload: str | None, maker: Any, options: Any) -> Any:
     try:
         if module is not None and not hasattr(getattr(torch.ops, namespace), name):
             importlib.import_module(module)
         packet = getattr(getattr(torch.ops, namespace), name)
     except (AttributeError, ImportError) as error:
         raise pickle.UnpicklingError(_UNKNOWN.format(namespace, name)) from error
-    return _class_again(packet if overload is None else getattr(packet, overload), options)
+    return maker(packet if overload is None else getattr(packet, overload), options)

@@ -49,7 +49,8 @@ def check_operator(
         operator: Called with ``inputs``; returns a tensor, or a tuple or other structure of tensors.
         inputs: Floating tensors are differentiated, in float64; everything else is constant. Choose points where the operator
             is differentiable, and tensors of at least one dimension. Structures of tensors count as their tensors, and modules,
-            which become float64, as their parameters and buffers.
+            which become float64, as their parameters and buffers. Numbers of Python among them are changed between calls of
+            compiled code; those in a closure are not.
         surrogate: Plain torch code, called like the operator, whose true derivative at every order is the declared one, such as
             ``lambda x: x + (x.round() - x).detach()`` for a straight-through rounding. Its value must be the operator's
             up to rounding.

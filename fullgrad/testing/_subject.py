@@ -102,7 +102,7 @@ class Subject:
         return tuple(t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[:1] == rows else t for t in self.tensors)
 
     def with_other_numbers(self) -> list[tuple[Any, ...]]:
-        """The inputs with another number in place of each of Python's that the operator takes another one for; none without any."""
+        """The inputs with other numbers of Python, where the operator takes others; none where it does not."""
         inputs = list(self.inputs)
         for i, v in enumerate(self.inputs):
             for other in _OTHERS.get(type(v), lambda _: [])(v):

@@ -54,6 +54,8 @@ def applies(case, name):
         return False
     if name in GROUPS["randomness"]:
         return bool(case.draws) and (name != "rare_events_in_half_precision" or "rare" in case.options)
+    if name == "compile_changing_numbers":
+        return bool(case.with_other_numbers())
     if name == "modes_inside_transforms" and case.surrogate is None:
         return False
     if name == "gradient_by_differences" and (case.surrogate is not None or case.smooth_forwards == {}):
@@ -118,7 +120,7 @@ def test_variants(cases, device):
 
 # The checks of single cases that trace, start threads, or nest three transforms, which all bases share.
 OF_MACHINERY = (
-    *("compile_the_operator_itself", "compiled_draws_once", "func_linearize", "threads"),
+    *("compile_the_operator_itself", "compile_changing_numbers", "compiled_draws_once", "func_linearize", "threads"),
     *("three_mixed", "three_of_forward", "along_a_curve", "vmap_of_hessian"),
 )
 
@@ -132,6 +134,7 @@ LIMITED = {
 # The checks whose graphs take longest, and those of threads, which all bases share.
 HEAVY = (
     "threads",
+    "compile_changing_numbers",
     "compile_hessian",
     "compile_forward_over_forward",
     "compile_dynamic_shapes",

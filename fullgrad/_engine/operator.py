@@ -59,7 +59,7 @@ class Made(Generic[P, R]):
 
     def target(self) -> Callable[P, R]:
         """It as the target of a node of a graph, whose code needs a name."""
-        if _own_name(self) is not None:
+        if own_name(self) is not None:
             return self
 
         def target(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -96,7 +96,7 @@ class Made(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         # Its state comes after it, since a rule may refer to the function whose rule it is.
-        return _own_name(self) or (object.__new__, (type(self),), self.state())
+        return own_name(self) or (object.__new__, (type(self),), self.state())
 
     def state(self) -> tuple[Any, ...]:
         """The arguments from which `__setstate__` makes it again."""
@@ -119,20 +119,28 @@ def label_of(kind: str, f: Any) -> str:
     return f"{kind}: {name_of(f)}"
 
 
-def _own_name(function: Any) -> str | None:
-    """The name by which a function's module has it, if it is pickled by name."""
-    name, pickler = getattr(function, "__qualname__", ""), sys._getframe(2).f_globals
+def own_name(function: Any, name: str | None = None) -> str | None:
+    """The name by which a function's module has it, if it is pickled by name; another one than its own may be asked for."""
+    pickler, module = sys._getframe(2).f_globals, function.__module__
     # Cloudpickle, which joblib and ray have copies of, takes functions of a script by value, for a process without the script.
-    # It offers no protocol for that: it asks as any pickler does, from its own code.
-    if pickler.get("__name__", "").rpartition(".")[2] == "cloudpickle" and (
-        function.__module__ == "__main__" or function.__module__ in pickler.get("_PICKLE_BY_VALUE_MODULES", ())
-    ):
+    if is_cloudpickle(pickler) and (module == "__main__" or module in pickler.get("_PICKLE_BY_VALUE_MODULES", ())):
         return None
+    return name_in_module(function, name)
+
+
+def is_cloudpickle(pickler: dict[str, Any]) -> bool:
+    """Whether the globals of the code that asks are those of cloudpickle, which offers no protocol for that."""
+    return pickler.get("__name__", "").rpartition(".")[2] == "cloudpickle"
+
+
+def name_in_module(value: Any, name: str | None = None) -> str | None:
+    """The name by which the module of a function or a class has it: its own, or another one that is asked for."""
+    name = name or getattr(value, "__qualname__", "")
     try:
-        found = operator.attrgetter(name)(sys.modules[function.__module__])
+        found = operator.attrgetter(name or "")(sys.modules[value.__module__])
     except (AttributeError, KeyError, TypeError):
         return None
-    return name if found is function else None
+    return name if found is value else None
 
 
 class PicklablePartial(functools.partial[Any]):
@@ -148,7 +156,7 @@ class PicklablePartial(functools.partial[Any]):
     made_of: tuple[Any, ...]
 
     def __reduce__(self) -> Any:
-        return _own_name(self) or (self.maker, self.made_of)
+        return own_name(self) or (self.maker, self.made_of)
 
     def __set_name__(self, owner: type, name: str) -> None:
         # A method has a name already, and Dynamo compiles methods that are functions alone.

@@ -14,7 +14,7 @@ from fullgrad.spikes._circ import Circ
 from fullgrad.spikes._erf import Erf
 from fullgrad.spikes._fake_numerical_gradient import FakeNumericalGradient
 from fullgrad.spikes._fast_sigmoid import FastSigmoid
-from fullgrad.spikes._formulas import bell, clamp_within, right_or_left, saturating
+from fullgrad.spikes._formulas import bell, clamp_to_finite, clamp_within, nearness, right_or_left, saturating
 from fullgrad.spikes._nonzero_sign_log_abs import NonzeroSignLogAbs
 from fullgrad.spikes._piecewise_exp import PiecewiseExp
 from fullgrad.spikes._piecewise_leaky_relu import PiecewiseLeakyRelu
@@ -142,6 +142,27 @@ def _soft_sign(v: Tensor, u: Tensor, alpha: float) -> Tensor:
 @slope_of(FastSigmoid)
 def _fast_sigmoid(v: Tensor, u: Tensor, slope: float) -> Tensor:
     return twice_over(v, affine_of_abs(u, slope, 1.0))
+
+
+@fast(clamp_to_finite)
+def _clamp_to_finite(u: Tensor, factor: Any, reach: float = math.inf) -> Any:
+    if not isinstance(factor, Tensor):
+        return NotImplemented
+    largest = torch.finfo(u.dtype).max / 4
+    reach = min(reach, largest)
+    bound = reach / torch.clamp(factor.to(u.dtype), reach / largest, largest)
+    return torch.clamp(u, -bound, bound)
+
+
+@fast(nearness, within=8)
+def _nearness(distance: Callable[[Tensor, Tensor], Tensor], u: Tensor, inverse_width: Any, width: float = 1.0) -> Any:
+    # Widths are the unit: the product is finite, and no derivative follows that could over- or underflow.
+    if not isinstance(inverse_width, Tensor):
+        return NotImplemented
+    largest = torch.finfo(inverse_width.dtype).max / 4
+    per_unit = torch.clamp(inverse_width, max=largest) * (1 / width)
+    z = u * per_unit
+    return torch.reciprocal(distance(z, z.new_ones(())))
 
 
 @fast(saturating, within=8)

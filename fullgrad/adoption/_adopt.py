@@ -32,6 +32,7 @@ from fullgrad.adoption import _scope
 from fullgrad.adoption._adopted import applied
 from fullgrad.adoption._class_call import ClassCall, is_new_style
 from fullgrad.adoption._operator_call import call_of_operator, check_adoptable
+from fullgrad.adoption._pickled import AdoptedFunction, OfClass
 from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, options_of_operator, scope
 from fullgrad.adoption._tensors import may_differ
 from fullgrad.functions._checkpoint import checkpoint
@@ -79,7 +80,7 @@ def adopt(
         reference: A function of the same arguments in torch code.
 
     Returns:
-        A function with the signature of ``cls.apply``.
+        A function with the signature of ``cls.apply``. It pickles by the name of the class or operator, and its copy is itself.
 
     Raises:
         TypeError: ``cls`` is neither, or an operator whose derivative cannot be read; or ``reference`` is not callable.
@@ -111,7 +112,7 @@ def adopt(
             f"adopt: `cls` must be a subclass of torch.autograd.Function or an operator of torch.library, got {cls!r}."
         )
     if reference is not None:
-        return with_reference(functools.partial(_value, cls), reference, backward=functools.partial(_gradients, cls))
+        return with_reference(OfClass(_value, cls), reference, backward=OfClass(_gradients, cls))
     return operator_of(cls, Options(strict, allow_loop))
 
 
@@ -222,8 +223,8 @@ _enter, _leave = outside_dynamo_later(_entered), outside_dynamo_later(_left)  # 
 def operator_of(cls: Any, options: Options) -> Any:
     """The adopted class as a function, the same one as long as it lives; it keeps the class alive, but not the reverse."""
     operators = _operators.setdefault(cls, weakref.WeakValueDictionary())
-    apply = operators.get(options)
-    if apply is None:
+    adopted = operators.get(options)
+    if adopted is None:
 
         @functools.partial(mark_for_dynamo, torch.compiler.allow_in_graph)
         def node(*args: Any, **kwargs: Any) -> Any:
@@ -244,15 +245,22 @@ def operator_of(cls: Any, options: Options) -> Any:
             return node(*args, **kwargs)
 
         apply.__name__ = apply.__qualname__ = f"{cls.__name__}_adopted"
-        apply.__doc__, apply.adopted_class = cls.__doc__, cls
-        operators[options] = apply
-    return apply
+        apply.__doc__ = cls.__doc__
+        vars(apply)["adopted_class"] = cls
+        operators[options] = adopted = AdoptedFunction.of(apply, operator_of, cls, options)
+        vars(apply)["adopted"] = adopted  # lives as long as a graph that has the function alone
+    return adopted
+
+
+def function_of(cls: Any, options: Options) -> Any:
+    """The same as a plain function, for graphs."""
+    return operator_of(cls, options).function
 
 
 def call_adopted(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     """A call with the arguments of ``apply``."""
     if not is_dynamo_compiling() and (nodes := overrides_in(args, kwargs)):  # values that move along a curve
-        return handle_torch_function(operator_of(cls, options), nodes, *args, **kwargs)
+        return handle_torch_function(function_of(cls, options), nodes, *args, **kwargs)
     return outside_dynamo(_call)(cls, args, kwargs, options)
 
 
@@ -278,6 +286,6 @@ def _name(p: Package) -> str:
     return p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__
 
 
-catcher.how, catcher.call, catcher.as_function = options_for, call_adopted, operator_of
+catcher.how, catcher.call, catcher.as_function = options_for, call_adopted, function_of
 catcher.how_operator, catcher.call_operator = options_of_operator, call_of_operator
 catcher.adopts_checkpoints, catcher.checkpoint = adopts_checkpoints, checkpoint_of

@@ -30,6 +30,7 @@ _SLOW = {"compile_hessian", "compile_forward_over_forward", "compile_vmap", "com
 _SLOW |= {
     "compile_grad",
     "compile_jvp",
+    "compile_changing_numbers",
     "compile_the_operator_itself",
     "export_value",
     "make_fx_of_transforms",

@@ -26,6 +26,7 @@ _MAKES = re.compile(r"^(new_)?(zeros|ones|full|empty|rand|randn|randint)(_like)?
 STOPS = ("detach", "data")
 _LACKS = re.compile(r"derivative for (?:aten::|')(\w+).* is not implemented")  # torch's words
 _MASKS = 0.1  # a smaller share of the gradient's elements passes: a finding
+_SPARSE = ("Jumprelu",)  # operators that act on each element, and are to be 0 at most of them
 _UNITS = 0.5  # a larger share of the units gets no gradient from any sample: a finding
 _SAMPLES = 4  # of at least as many samples
 _WEAK = 0.01  # a smaller share of the size of the gradient counts as none at a unit whose value is the same for all samples
@@ -593,4 +594,5 @@ def is_saturated(node: Node) -> bool:
     without, units, _ = units_without(node)
     if without > _UNITS * units > 0:
         return True
-    return (not node.is_own or _acts_on_each(node)) and node.passed < _MASKS * node.elements
+    is_sparse = node.is_own and (node.own in _SPARSE or not _acts_on_each(node))
+    return not is_sparse and node.passed < _MASKS * node.elements

@@ -119,6 +119,8 @@ def of_own(operator: str) -> tuple[str, str]:
     family = operator.split(".")[1] if operator.count(".") > 1 else ""
     function = functools.reduce(getattr, operator.split(".")[1:], fullgrad) if operator else None
     names = inspect.signature(function).parameters if callable(function) else {}
+    if operator == "fullgrad.spikes.jumprelu":
+        return "a lower threshold passes more; with input_gradient='ste' a larger bandwidth, too", "families/spikes"
     if family == "spikes":
         narrow = " (a smaller alpha)" if "alpha" in names and "alpha: The inverse width" in (function.__doc__ or "") else ""
         return f"a wider surrogate{narrow} or another threshold passes more", "families/spikes"

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
@@ -54,9 +55,12 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
     Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
     checks.callables("straight_through", hard=hard, soft=soft)
-    if _captures(soft):
+    captured = _captured(soft)
+    if any(map(level_of, captured)) or any(t.requires_grad for t in captured) or any(are_differentiated(captured)):
         return CapturingStraightThrough(hard, soft)
     apply = _operator(name_of(hard), hard, soft).apply
+    if captured or _captured(hard):
+        apply = _with_inputs_in_graphs(apply, CapturingStraightThrough(hard, soft))
     return made(apply, straight_through, hard, soft, like=hard)
 
 
@@ -180,8 +184,16 @@ class CapturingStraightThrough(WithReference[P, Tensor]):
         return y
 
 
-def _captures(soft: Any) -> bool:
-    """Whether a function holds tensors that need a derivative, by itself or in modules."""
-    modules, tensors = held(soft)
-    tensors = [*tensors, *[p for m in modules for p in m.parameters()]]
-    return any(map(level_of, tensors)) or any(t.requires_grad for t in tensors) or any(are_differentiated(tensors))
+def _captured(function: Any) -> list[Tensor]:
+    """The tensors that a function holds, by itself or in modules."""
+    modules, tensors = held(function)
+    return [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]
+
+
+def _with_inputs_in_graphs(apply: Any, capturing: Any) -> Any:
+    """The operator, whose constant tensors are inputs in compiled code, which can have no others."""
+
+    def call(*inputs: Any) -> Tensor:
+        return capturing(*inputs) if is_dynamo_compiling() else apply(*inputs)
+
+    return call

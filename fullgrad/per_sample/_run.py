@@ -17,6 +17,7 @@ from fullgrad._dispatch import (
     is_distributed,
     is_tracing,
     outside_inference_mode,
+    perhaps,
     pytree,
     transforms_active,
 )
@@ -57,7 +58,10 @@ class Loss:
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
                 found = f"dtype {leaf.dtype}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
-                raise TypeError(f"{self.name}: each parameter must be a floating tensor, got {found}; pass others in a closure.")
+                way_out = "pass others in a closure"
+                if isinstance(leaf, torch.nn.Module):
+                    way_out = "pass dict(model.named_parameters()), which the loss gives to torch.func.functional_call"
+                raise TypeError(f"{self.name}: each parameter must be a floating tensor, got {found}; {way_out}.")
             if is_distributed(leaf):
                 raise NotImplementedError(
                     f"{self.name}: a parameter is a DTensor, whose per-sample gradients lie on several ranks: pass plain "
@@ -93,6 +97,7 @@ class Loss:
         leaves, spec = self.parameters(params), pytree.tree_flatten(params)[1]
         dims = self.dims(batch)
         size, device = self.size(batch)
+        self._check_sizes(params, batch, dims)
         if not size:  # torch's vmap takes no empty batch in many functions
             after(slice(0, 0))
             return self._aux_of_none(params, batch, dims, device) if self.has_aux else ()
@@ -112,7 +117,7 @@ class Loss:
                 record.level = current_level()
                 entered = [record.enter(k, p, way) for k, p in enumerate(leaves)]
                 with Calls(record):
-                    result = self.loss(pytree.tree_unflatten(entered, spec), *sample)
+                    result = self._called(pytree.tree_unflatten(entered, spec), sample)
                 return self._value_and_aux(result)
 
             try:
@@ -176,6 +181,35 @@ class Loss:
             aux = torch.func.vmap(of_sample, dims, randomness=self.randomness)(*one)
         return pytree.tree_map(lambda leaf: leaf[:0], aux)
 
+    def _called(self, params: Any, sample: Sequence[Any]) -> Any:
+        """The loss of a sample, whose error says if the loss takes the parameters last."""
+        try:
+            return self.loss(params, *sample)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            if not self._takes_parameters_last(params, sample):
+                raise
+            raise TypeError(
+                f"{self.name}: the loss is called as loss(params, *sample), and takes the parameters last."
+            ) from error
+
+    def _takes_parameters_last(self, params: Any, sample: Sequence[Any]) -> bool:
+        try:
+            return isinstance(self.loss(*sample, params), (Tensor, tuple))
+        except Exception:
+            return False
+
+    def _check_sizes(self, params: Any, batch: Sequence[Any], dims: Any) -> None:
+        """Require one number of samples of all arguments, with what is wrong if the parameters are among them."""
+        found = [(dim, leaf) for dim, leaf in _leaves_with_dims(dims, tuple(batch)) if isinstance(leaf, Tensor)]
+        sizes = [leaf.shape[dim] for dim, leaf in found if -leaf.ndim <= dim < leaf.ndim]  # vmap refuses others
+        if all(perhaps(size == sizes[0]) for size in sizes):
+            return
+        told = ", ".join(map(str, sizes))
+        is_parameter = [isinstance(v, dict) or _has_parameters(v) for v in (params, *batch)]
+        if True in is_parameter[1:] and not is_parameter[0]:
+            told += f": argument {is_parameter.index(True)} looks like the parameters, which come first, (params, *batch)"
+        raise ValueError(f"{self.name}: the arguments after the parameters must have one number of samples, got {told}.")
+
     def _value_and_aux(self, result: Any) -> tuple[Tensor, Any]:
         if self.has_aux and not (isinstance(result, tuple) and len(result) == 2):
             raise TypeError(f"{self.name}: with `has_aux` the loss must return a pair, got a {type(result).__name__}.")
@@ -195,6 +229,10 @@ class Loss:
             if isinstance(leaf, Tensor) and leaf.ndim:
                 return leaf.shape[dim], leaf.device
         raise ValueError(f"{self.name}: no argument after the parameters has a batch.")
+
+
+def _has_parameters(tree: Any) -> bool:
+    return any(isinstance(leaf, torch.nn.Parameter) for leaf in pytree.tree_leaves(tree))
 
 
 def _leaves_with_dims(dims: Any, tree: Any) -> Iterator[tuple[int, Any]]:

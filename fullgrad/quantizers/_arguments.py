@@ -82,6 +82,8 @@ def integer(name: str, argument: str, value: Any) -> int:
     """An integer of any kind except bool, as a plain int."""
     if value.__class__ is int:
         return value
+    if isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool)):
+        return int(value)  # a number that changes between calls of compiled code is compiled again
     index = None if isinstance(value, (bool, Tensor)) else checks.as_integer(value)
     if index is not None:
         return index

@@ -19,6 +19,7 @@ _FAR = 60.0
 NO_EXPONENTIAL = 800.0
 
 
+@replaceable
 def clamp_to_finite(u: Tensor, factor: Any, reach: float = math.inf) -> Tensor:
     """``u`` clamped so that its product with a factor is finite: in derivatives of slopes, infinity would be multiplied by 0.
 
@@ -32,6 +33,7 @@ def clamp_to_finite(u: Tensor, factor: Any, reach: float = math.inf) -> Tensor:
     return clamp_within(u, reach / at_least(factor, reach / largest))
 
 
+@replaceable
 def nearness(distance: Callable[[Tensor, Tensor], Tensor], u: Tensor, inverse_width: Any, width: float = 1.0) -> Tensor:
     """``b / distance(u, b)`` for the width ``b = width / inverse_width``, where ``distance`` is homogeneous: from 1 down to 0."""
     u, b, _ = in_units(u, inverse_width, width)

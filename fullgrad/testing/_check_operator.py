@@ -1,5 +1,6 @@
 """`check_operator`: every check on any callable."""
 
+import contextlib
 import difflib
 import time
 import warnings
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from fullgrad._dispatch import pytree
 from fullgrad._engine.call import Call
@@ -15,6 +17,7 @@ from fullgrad.testing._errors import details, is_of_shapes, summary
 from fullgrad.testing._registry import CHECKS, GROUPS, WITH_TANGENTS
 from fullgrad.testing._report import FAILED, LEFT_OUT, NOT_APPLICABLE, PASSED, OperatorError, Report, Result
 from fullgrad.testing._subject import NotApplicable, Subject, by_cotangent_map, tolerances
+from fullgrad.testing._summed import summed_gradient
 
 _RANDOM = ("randomness",)
 
@@ -46,7 +49,8 @@ def check_operator(
         operator: Called with ``inputs``; returns a tensor, or a tuple or other structure of tensors.
         inputs: Floating tensors are differentiated, in float64; everything else is constant. Choose points where the operator
             is differentiable, and tensors of at least one dimension. Structures of tensors count as their tensors, and modules,
-            which become float64, as their parameters and buffers.
+            which become float64, as their parameters and buffers. Numbers of Python among them are changed between calls of
+            compiled code; those in a closure are not.
         surrogate: Plain torch code, called like the operator, whose true derivative at every order is the declared one, such as
             ``lambda x: x + (x.round() - x).detach()`` for a straight-through rounding. Its value must be the operator's
             up to rounding.
@@ -209,16 +213,31 @@ def run_check(name: str, subject: Subject) -> Result:
     except NotApplicable as reason:
         return Result(NOT_APPLICABLE, str(reason), time.perf_counter() - start)
     except Exception as error:
-        cause = _cause(error, subject)
+        cause = _cause(name, error, subject)
         return Result(FAILED, summary(cause), time.perf_counter() - start, details(cause))
     finally:
         tolerances.reset(token)
     return Result(PASSED, seconds=time.perf_counter() - start)
 
 
-def _cause(error: Exception, subject: Subject) -> Exception:
+# The checks in which no gradient takes part, if there is a surrogate.
+_WITHOUT_GRADIENTS = {
+    *(name for group in ("forward", "value") for name in GROUPS[group] if name != "adjoint"),
+    *("forward_over_forward", "three_of_forward", "vmap_equals_loop", "vmap_out_dims_and_chunks", "nested_vmap"),
+    *("compile_jvp", "compile_forward_over_forward", "compile_the_operator_itself", "export_value"),
+}
+
+
+def _cause(name: str, error: Exception, subject: Subject) -> Exception:
     """The error of a plain call, of its backward or its tangent, where it is the reason of another: one fault has one message."""
-    if type(error) is AssertionError and error.__cause__ is None:
+    without = GROUPS["value"] if subject.surrogate is None else _WITHOUT_GRADIENTS
+    is_comparison = type(error) is AssertionError and error.__cause__ is None
+    if (is_comparison or isinstance(error, GradcheckError)) and name not in without:
+        with contextlib.suppress(Exception):
+            summed = summed_gradient(subject)
+            if summed is not None:
+                return AssertionError(summed)
+    if is_comparison:
         return error
     for plain in (_call, _backward, _tangent):
         try:

@@ -101,19 +101,33 @@ class Subject:
         rows = self.tensors[0].shape[:1]
         return tuple(t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[:1] == rows else t for t in self.tensors)
 
+    def with_other_numbers(self) -> list[tuple[Any, ...]]:
+        """The inputs with other numbers of Python, where the operator takes others; none where it does not."""
+        inputs = list(self.inputs)
+        for i, v in enumerate(self.inputs):
+            for other in _OTHERS.get(type(v), lambda _: [])(v):
+                arguments = [*inputs[:i], other, *inputs[i + 1 :]]
+                try:
+                    self.operator(*arguments)
+                except Exception:  # the number is out of its range
+                    continue
+                inputs = arguments
+                break
+        return [] if all(a is b for a, b in zip(inputs, self.inputs, strict=True)) else [tuple(inputs)]
+
     def to(self, device: str) -> "Subject":
         """The same subject with its tensors on a device."""
         return replace(self, inputs=tuple(v.to(device) if isinstance(v, Tensor) else v for v in self.inputs))
 
     # --- Functions of the differentiable inputs alone -----------------------------------------------------------------
 
-    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` with the constant inputs in place."""
+    def bind(self, function: Callable[..., Any], inputs: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """``function`` with the constant inputs in place, or with others."""
 
-        argnums = self.diff_argnums
+        argnums, inputs = self.diff_argnums, self.inputs if inputs is None else inputs
 
         def bound(*tensors: Tensor) -> Any:
-            arguments = list(self.inputs)
+            arguments = list(inputs)
             for i, t in zip(argnums, tensors, strict=True):
                 arguments[i] = t
             y = function(*arguments)
@@ -179,13 +193,20 @@ class Subject:
 
         return self.possible(run)
 
-    def possible(self, run: Callable[[Callable[..., Any]], Any]) -> Any:
-        """``run`` of the operator; `TorchLimit` where it raises, and raises for plain torch code too."""
+    def possible(
+        self,
+        run: Callable[[Callable[..., Any]], Any],
+        operator: Callable[..., Any] | None = None,
+        reference: Callable[..., Any] | None = None,
+    ) -> Any:
+        """``run`` of the operator; `TorchLimit` where it raises, and raises for plain torch code too. Both are functions of the
+        differentiable inputs, or as given.
+        """
         try:
-            return run(self.op)
+            return run(operator or self.op)
         except Exception as error:
             try:
-                run(self.bind(self.surrogate or _plain))
+                run(reference or self.bind(self.surrogate or plain))
             except Exception as limit:
                 release_guards(limit)
                 raise TorchLimit(f"torch {torch.__version__} cannot do this: {_first_line(limit)}") from limit
@@ -198,6 +219,13 @@ class Subject:
             for operator, forward in (self.smooth_forwards or {}).items():
                 patches.enter_context(mock.patch.object(operator, "forward", staticmethod(forward)))
             yield
+
+
+# Other numbers than one: close to it, between 0 and 1 where it is, and away from it.
+_OTHERS: dict[type, Callable[[Any], list[Any]]] = {
+    float: lambda v: [v * 0.75, v * 1.25, v + 0.25],
+    int: lambda v: [v + 1, v - 1],
+}
 
 
 def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -248,7 +276,7 @@ def equal(actual: Tensor, expected: Tensor) -> None:
         raise AssertionError(f"a zero has the wrong sign: {_elements(actual, expected, differ, '')}")
 
 
-def _plain(*inputs: Any) -> Tensor:
+def plain(*inputs: Any) -> Tensor:
     """Plain torch code in place of a surrogate, to find out what torch can do at all."""
     return functools.reduce(torch.add, [v.sin() for v in inputs if isinstance(v, Tensor) and v.is_floating_point()])
 

@@ -86,8 +86,9 @@ def summed(subjects: Sequence[Subject]) -> Subject:
     )
 
 
-# The checks that trace, except for compiling the operator itself: the joint operator is another function.
-TOGETHER = [name for name in GROUPS["tracing"] if name != "compile_the_operator_itself"]
+# The checks that trace, except for compiling the operator itself and with other numbers: the joint operator is another function,
+# of tensors alone.
+TOGETHER = [name for name in GROUPS["tracing"] if name not in ("compile_the_operator_itself", "compile_changing_numbers")]
 # The checks in which sizes change.
 _DYNAMIC = {"compile_dynamic_shapes"}
 

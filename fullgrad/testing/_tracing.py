@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import Subject, close, equal, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, close, equal, plain, scalar
 
 
 @check("tracing", issue=180284)
@@ -59,6 +59,37 @@ def compile_dynamic_shapes(s: Subject) -> None:
         return grad(scalar(f), s.argnums)
 
     close(s.compiled_calls(transform, batches, dynamic=True), [transform(s.reference)(*batch) for batch in batches])
+
+
+@check("tracing")
+def compile_changing_numbers(s: Subject) -> None:
+    """One compiled function has the eager value and gradient for other numbers, which torch traces as symbols: Python's among the
+    inputs, where the operator takes another one.
+    """
+    calls = [s.inputs, *s.with_other_numbers()]
+    if len(calls) == 1:
+        raise NotApplicable("no number among the inputs may have another value")
+    places = [i for i in range(len(s.inputs)) if calls[0][i] is not calls[1][i]]
+
+    def with_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+        def total(numbers: tuple[Any, ...], *tensors: Tensor) -> Tensor:
+            arguments = list(s.inputs)
+            for i, v in zip(places, numbers, strict=True):
+                arguments[i] = v
+            return scalar(s.bind(function, arguments))(*tensors)
+
+        return lambda numbers, *tensors: grad_and_value(total, tuple(i + 1 for i in s.argnums))(numbers, *tensors)
+
+    given = [tuple(inputs[i] for i in places) for inputs in calls]
+
+    def run(function: Callable[..., Any]) -> list[Any]:
+        torch.compiler.reset()
+        compiled = torch.compile(
+            with_numbers(function), backend=s.options.get("backend", "aot_eager"), fullgraph=True, dynamic=True
+        )
+        return [compiled(numbers, *s.tensors) for numbers in given]
+
+    close(s.possible(run, s.operator, s.surrogate or plain), [with_numbers(s.operator)(numbers, *s.tensors) for numbers in given])
 
 
 @check("tracing", issue=193279)

@@ -707,6 +707,20 @@ def test_units_without_a_gradient_are_found_behind_any_activation(kind, is_found
     assert [f["kind"] for f in findings if "24 of 32 units get none from any sample" in f["what"]] == ["saturated"] * is_found
 
 
+@pytest.mark.parametrize(("off", "finding"), [(8, None), (24, "saturated"), (32, "dead gradient")])
+def test_features_of_a_sparse_autoencoder_are_few_by_design(off, finding, diagnosed):
+    """A JumpReLU passes a twentieth of the gradient, and nothing is found while most features are on for some sample."""
+    source = f"""{BATCH}import fullgrad
+spike = fullgrad.nn.JumpReLU(threshold=torch.full((32,), 0.9), bandwidth=0.1)
+model, batch = nn.Sequential(nn.Linear(8, 32), spike, nn.Linear(32, 8)), torch.randn(256, 8)
+with torch.no_grad():
+    model[0].bias[:{off}] -= 100
+"""
+    _, findings, _ = diagnosed(source)
+    assert [f["kind"] for f in findings] == [finding] * (finding is not None)
+    assert all("a lower threshold passes more; with input_gradient='ste'" in f["what"] for f in findings)
+
+
 def learned():
     """Modules of this package, fixed and with a parameter that learns, for each; not those that need other arguments."""
     for name in fullgrad.nn.__all__:

@@ -98,6 +98,18 @@ def test_of_every_function(function, tensors):
             assert_close(found, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["dim", "quant_max"])
+def test_integers_of_a_grid(name):
+    """A dimension or a bound that changes between calls of compiled code is that of the call."""
+    torch.compiler.reset()
+    x, scale = torch.linspace(-2, 2, 16).reshape(4, 4), torch.tensor([0.5, 0.31, 0.83, 0.62])
+    named = {"quant_min": -4, "quant_max": 3, "dim": 0}
+    f = lambda value: quantizers.fake_quantize(x, scale, **{**named, name: value})  # noqa: E731
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=True)
+    for value in (0, 1) if name == "dim" else (3, 2, 5):
+        assert torch.equal(compiled(value), f(value))
+
+
 # Compared with the labels, whatever it is; and with a few numbers.
 ANY_VALUE = {"ignore_index"}
 ONE_OF = {"tie", "at_zero"}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad, hessian, vmap
 
 import fullgrad
 from fullgrad import forward
@@ -125,9 +125,46 @@ def test_another_parameter_is_that_of_the_next_call():
         torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), layer.w)[0], x.sum())
 
 
-def test_straight_through_refuses_a_constant_by_name():
-    w, x = torch.tensor(2.0), torch.ones(3)
-    op = fullgrad.straight_through(lambda x: torch.round(x * w), lambda x: x * w)
+CONSTANT = torch.tensor([0.5, 1.0, 2.0])
+
+
+class Scaled(nn.Module):
+    """The hyperbolic tangent of a multiple that is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.tensor([0.5, 1.0, 2.0]))
+
+    def forward(self, x):
+        return torch.tanh(x * self.factor)
+
+
+def of_constants():
+    """Pairs of functions that hold constants alone: `soft`, `hard` or both, as a global, in a cell and in a module."""
+    cell, module = torch.tensor([0.7, 1.1, 1.9]), Scaled()
+    return {
+        "soft global": (torch.sign, lambda x: torch.tanh(x * CONSTANT), [CONSTANT]),
+        "soft cell": (torch.sign, lambda x: torch.tanh(x * cell), [cell]),
+        "soft module": (torch.sign, module, [module.factor]),
+        "hard": (lambda x: torch.round(x * cell), torch.tanh, [cell]),
+        "both": (lambda x: torch.round(x * cell), lambda x: module(x) + CONSTANT, [cell, module.factor, CONSTANT]),
+    }
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", of_constants())
+def test_straight_through_takes_constants(name):
+    """Constants are inputs of the graph, also after they were changed; outside of transforms and in them."""
+    hard, soft, constants = of_constants()[name]
+    op = fullgrad.straight_through(hard, soft)
+    for transform in (lambda f: f, vmap, lambda f: vmap(grad(lambda x: f(x).sum())), lambda f: hessian(lambda x: f(x).sum())):
+        agrees(transform(op), [], constants)
+
+
+def test_straight_through_refuses_a_later_constant_by_name():
+    x, box = torch.ones(3), Box()
+    op = fullgrad.straight_through(lambda x: torch.round(x * box.w), lambda x: x * 2)
+    box.w = torch.tensor(2.0)
     torch.compiler.reset()
     with pytest.raises(Exception, match=r"`hard` uses a tensor that is none of its arguments.*Pass it as an argument"):
         torch.compile(lambda x: op(x) * 2, backend="aot_eager")(x)

@@ -418,6 +418,38 @@ def test_errors_name_the_function_and_what_is_wrong(name):
         make(f, has_aux=True)(W, X)
 
 
+@pytest.mark.short
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_swapped_arguments_are_told(name):
+    """Parameters after the batch, in a call and in a loss; a module in their place; and another number of targets."""
+    model, y = torch.nn.Linear(3, 2), torch.zeros(len(X), 2)
+    x, params = torch.ones(len(X), 3), dict(model.named_parameters())
+
+    def loss(p, x, y):
+        return (torch.func.functional_call(model, p, (x,)) - y).square().sum()
+
+    one = "the arguments after the parameters must have one number of samples, got"
+    for function, arguments, words in (
+        (loss, (x, params, y), f"{one} .*: argument 1 looks like the parameters, which come first"),
+        (loss, (x, y, params), f"{one} .*: argument 2 looks like the parameters, which come first"),
+        (loss, (params, x, y[:-1]), rf"{one} {len(X)}, {len(X) - 1}\."),
+        (loss, (model, x, y), r"each parameter must be a floating tensor, got a Linear; pass dict\(model.named_parameters"),
+        (
+            lambda x, y, p: loss(p, x, y),
+            (params, x, y),
+            r"the loss is called as loss\(params, \*sample\), and takes the parameters",
+        ),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^{name}: {words}"):
+            FUNCTIONS[name](function)(*arguments)
+
+
+def test_an_error_of_a_loss_stays_as_it_is():
+    """Whatever a loss raises, with its own traceback."""
+    with pytest.raises(KeyError, match="of the loss"):
+        per_sample.norms(lambda w, x: {}["of the loss"])(W, X)
+
+
 def test_a_loss_that_reads_its_sample_is_told_what_to_do():
     """The words name the mask that models of transformers take as it is."""
     loss = lambda w, x: (w * x).sum() if x.all() else (w @ x).sum()  # noqa: E731

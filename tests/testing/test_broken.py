@@ -165,6 +165,28 @@ class FixesSizes(Cube):
         return x * x * x * (int(x.shape[0]) / x.shape[0])
 
 
+class Multiplied(Elementwise):
+    """x^3 n, with a number of Python."""
+
+    reads = {0: (0, 1)}
+
+    @staticmethod
+    def forward(x, n):
+        return x * x * x * n
+
+    @staticmethod
+    def vjp_term(i, v, x, n):
+        return 3 * x * x * n * v
+
+
+class KeepsTheNumber(Multiplied):
+    """Its graph has the number that it was traced with."""
+
+    @staticmethod
+    def forward(x, n):
+        return x * x * x * (n.node.hint if isinstance(n, torch.SymInt) else n)
+
+
 class RoundedConstant(Cube):
     """The slope has a constant of the default dtype."""
 
@@ -306,6 +328,7 @@ CAUGHT_BY = {
     BakedIn: {"make_fx_of_transforms", "compile_grad"},
     OverwritesTemporary: {"func_linearize"},
     FixesSizes: {"compile_dynamic_shapes"},
+    KeepsTheNumber: {"compile_changing_numbers"},
     RoundedConstant: FIRST,
     OneThread: {"threads"},
     LowersUnderAutocast: {"autocast"},
@@ -326,6 +349,9 @@ def subject(operator) -> Subject:
     """The operator under test, with x^3 as every oracle."""
     call = operator.apply if isinstance(operator, type) else operator
     cube = lambda x: x * x * x  # noqa: E731
+    if operator in (Multiplied, KeepsTheNumber):
+        multiplied = lambda x, n: x * x * x * n  # noqa: E731
+        return Subject(operator=call, inputs=(numbers(4, 3), 3), surrogate=multiplied, value=multiplied, smooth_forwards={})
     if operator in (BothAlways, torch.mul):
         return Subject(operator=call, inputs=(numbers(4, 3), numbers(4, 3, seed=1)), surrogate=torch.mul, smooth_forwards={})
     return Subject(operator=call, inputs=(numbers(4, 3, scale=1.0),), surrogate=cube, value=cube, smooth_forwards={})
@@ -341,8 +367,9 @@ def test_right_operator_passes(name):
     """Every check passes a right operator."""
     if name == "gradient_by_differences":
         return CHECKS[name](replace(subject(Cube), smooth_forwards=None, surrogate=None))
+    right = {"unneeded_gradients_cost_nothing": torch.mul, "compile_changing_numbers": Multiplied}
     try:
-        CHECKS[name](subject(torch.mul if name == "unneeded_gradients_cost_nothing" else Cube))
+        CHECKS[name](subject(right.get(name, Cube)))
     except TorchLimit as limit:
         pytest.skip(str(limit))
 

@@ -317,6 +317,91 @@ def test_a_wrong_shape_has_one_message(operator):
     assert {"func_hessian", "grad_of_jvp", "make_fx_of_transforms"} <= {*others.replace(",", "").split()}
 
 
+class SummedGradient(Cube):
+    """The gradient has a dimension more than the input, and torch sums it."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        return Cube.vjp(ctx, g).expand(2, *g.shape)
+
+
+class SummedByTorch(torch.autograd.Function):
+    """The same as a Function of torch, which has no forward mode."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (3 * ctx.saved_tensors[0] ** 2 * g).expand(2, *g.shape)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize(
+    ("operator", "surrogate"),
+    [(SummedGradient.apply, cube), (SummedGradient.apply, None), (lambda x: SummedGradient.apply(x * 1), cube)],
+    ids=["with a surrogate", "alone", "inside"],
+)
+def test_a_gradient_that_torch_sums_has_one_message(operator, surrogate):
+    """A gradient that is larger than its input is told by both shapes, once, where its sum is wrong."""
+    groups = ["reverse", "forward", "second order", "third order", "gradcheck", "batching", "machinery", "compile_grad", "value"]
+    report = check_operator(
+        operator, X, surrogate=surrogate, value=cube, smooth_forwards={}, checks=groups, raise_exception=False
+    )
+    assert len(report.failures) > 12
+    (line,) = report.explanations()
+    shape = tuple(X.shape)
+    assert f"SummedGradient returns a gradient of shape {(2, *shape)} for input 0 of shape {shape}, which torch sums:" in line
+
+
+def test_a_gradient_of_a_function_of_torch_that_torch_sums():
+    """The same of torch's base class, by the checks that it passes otherwise."""
+    checks = ["reverse", "reverse_over_reverse", "three_of_reverse", "vmap_of_vjp", "compile_forward_and_backward"]
+    report = check_operator(SummedByTorch.apply, X, surrogate=cube, value=cube, checks=checks, raise_exception=False)
+    (line,) = report.explanations()
+    assert "SummedByTorch returns a gradient of shape" in line
+
+
+class SummedRightly(fullgrad.Function):
+    """A product with a vector, whose gradient torch sums; it has no batches."""
+
+    @staticmethod
+    def forward(x, y):
+        return x * y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def vjp(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+    @staticmethod
+    def jvp(ctx, t_x, t_y):
+        raise NotImplementedError
+
+    @staticmethod
+    def vmap(info, in_dims, x, y):
+        return SummedRightly.apply(x, y) * 2, 0
+
+
+def test_a_gradient_that_torch_sums_may_be_right():
+    """A gradient whose sum is right is no fault, and another fault is told as it is."""
+    checks = ["backward", "func_grad", "grad_of_vmap"]
+    report = check_operator(SummedRightly.apply, X, X[0], surrogate=torch.mul, checks=checks, raise_exception=False)
+    assert [*report.failures] == ["grad_of_vmap"]
+    assert "which torch sums" not in report.failures["grad_of_vmap"]
+
+
 def test_a_wrong_shape_hides_no_other_fault():
     """What a class lacks, and a value that is wrong, are told besides."""
 

@@ -92,8 +92,9 @@ def quantize_(
             each batch, so that memory does not grow with the data.
             With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales and zero points learn, with the gradient of LSQ: its factor :math:`1 / \sqrt{N h}` has *N* numbers
-            that share a scale, of one token or sample where inputs do; else they are frozen parameters. Give them a learning
-            rate of a tenth, without weight decay. A scale below 1/1024 of the smallest at the start, or a negative one, counts as
+            that share a scale, of one token or sample where inputs do; else they are frozen parameters. They are trained with the
+            weights, or by a group of their own: ``"_quantizer." in name`` for their names in ``named_parameters``, a tenth of the
+            learning rate, no weight decay. A scale below 1/1024 of the smallest at the start, or a negative one, counts as
             that, by :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses. Scales of ``"max"`` and
             ``"percentile"`` are then large enough that gradients pass at both ends, with a zero point, too.
         skip: Layers that are left as they are: names as in ``model.named_modules()``, of layers or of modules that have them;

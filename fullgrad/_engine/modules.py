@@ -18,25 +18,28 @@ def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: 
     new = {id(old): named[name] for module, named in states for name, old in state_of(module).items() if name in named}
     own = {id(part): part for module, _ in states for part in module.modules()}
     places = [
-        (tensors, name, old, new[id(old)])
+        (part, tensors, name, old, new[id(old)])
         for part in own.values()
         for tensors in (part._parameters, part._buffers)
         for name, old in tensors.items()
         if id(old) in new
     ]
     try:
-        for tensors, name, _, value in places:
+        for _, tensors, name, _, value in places:
             tensors[name] = value  # pyright: ignore[reportArgumentType]
         result = run()
-        assigned = [name for tensors, name, _, value in places if tensors.get(name) is not value]
+        assigned = [(part, name) for part, tensors, name, _, value in places if tensors.get(name) is not value]
         if assigned:
+            kinds = ", ".join(dict.fromkeys(f"A {type(part).__name__} assigns {name}" for part, name in assigned))
+            training = any(part.training for part, _ in assigned)
             raise RuntimeError(
-                f"A module assigns {', '.join(assigned)} when an operator made of functions calls it, which would be lost. Call "
-                ".eval(), or leave the module that does it out."
+                f"{kinds} when an operator made of functions calls it, which would be lost. Let the call take such a state as an "
+                "argument and return the new one, as init_hidden=False does for neurons of snntorch"
+                f"{', or call .eval() if it is assigned in training alone' if training else ''}."
             )
         return result
     finally:
-        for tensors, name, old, _ in places:
+        for _, tensors, name, old, _ in places:
             tensors[name] = old  # pyright: ignore[reportArgumentType]
 
 

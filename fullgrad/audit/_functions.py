@@ -1,6 +1,7 @@
 """Problems of a ``torch.autograd.Function``, and its replacement, by the shape of its forward and its backward."""
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -299,7 +300,17 @@ def _by_shape(cls: FunctionClass, adopt: str) -> str:
     if named or _is_zero(slope, gradient):  # what learns is another input
         return named or adopt
     tie = _tie_of_step(value, x)
-    return adopt if tie is None else _spike(cls.name, x, passes, _body(backward), tie)
+    if tie is None:
+        return adopt
+    threshold = _threshold_of_step(value, x)
+    known = {n.id for n in ast.walk(threshold) if isinstance(n, ast.Name)} if threshold is not None else set()
+    used = {n.id for f in (forward, backward) for line in f.body for n in ast.walk(line) if isinstance(n, ast.Name)}
+    width = ", …" if any(name in used - known - {x} for name in inputs) else ""  # of which only its place is known
+    if threshold is None or not known <= {*inputs}:
+        return _spike(cls.name, x, passes, _body(backward), width, ", threshold=…", tie)
+    is_zero = isinstance(threshold, ast.Constant) and threshold.value == 0
+    more = "" if is_zero else f", threshold={ast.unparse(threshold)}"
+    return _spike(cls.name, x, passes, _body(backward), width, more, tie)
 
 
 def _is_zero(slope: ast.expr, gradient: str) -> bool:
@@ -377,21 +388,48 @@ def _tie_of_step(value: ast.expr, x: str) -> str | None:
     return None
 
 
-def _spike(name: str, x: str, passes: bool, body: str, tie: str) -> str:
-    """The spike with the slope of a backward: by the name of the class, which is often that of the surrogate, or by the slope."""
+def _threshold_of_step(value: ast.expr, x: str) -> ast.expr | None:
+    """What the input is compared with; None if it is not compared itself, but for a number that is subtracted."""
+    value = _without_kept(value)
+    sides: list[ast.expr] = []
+    if isinstance(value, ast.Compare):
+        sides = [value.left, *value.comparators]
+    elif isinstance(value, ast.Call):
+        is_method = isinstance(value.func, ast.Attribute) and ast.unparse(value.func.value) not in ("torch", "F")
+        owner = [value.func.value] if is_method and isinstance(value.func, ast.Attribute) else []
+        sides = [*owner, *value.args]
+        if "heaviside" in next(iter(_calls(value)), ""):
+            sides = [*sides[:1], ast.Constant(0)]
+    if len(sides) != 2:
+        return None
+    left, right = sides
+    if _is_same(left, x):
+        return right
+    is_shifted = isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub) and _is_same(left.left, x)
+    is_zero = isinstance(right, ast.Constant) and right.value == 0
+    return left.right if is_shifted and is_zero and isinstance(left, ast.BinOp) else None
+
+
+def _spike(name: str, x: str, passes: bool, body: str, width: str, threshold: str, tie: str) -> str:
+    """The spike with the slope of a backward: by the name of the class, which is often that of the surrogate, or by the slope.
+
+    ``width``, ``threshold`` and ``tie`` are its arguments behind the input.
+    """
     if passes:
-        return f"spikes.ste_heaviside({x}, None{tie})"
+        return f"spikes.ste_heaviside({x}, None{threshold}{tie})"
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     from fullgrad import spikes  # late: its import takes seconds
 
     for known in spikes.__all__:
         if known.islower() and known in (snake, name.lower()):
-            return f"spikes.{known}({x}{tie})"
+            has_threshold = "threshold" in inspect.signature(getattr(spikes, known)).parameters
+            of = x if has_threshold or not threshold else f"{x} - {threshold.partition('=')[2]}"
+            return f"spikes.{known}({of}{width}{threshold * has_threshold}{tie})"
     for pattern, spike in _SLOPES:
         if re.search(pattern, body.lower()):
-            return f"{spike}({x}{tie}) or spikes.from_slope(slope)"
+            return f"{spike}({x}{width}{threshold}{tie}) or spikes.from_slope(slope)"
     window = re.search(r"abs\(.*[<>]|[<>].*abs\(", body)
-    return f"spikes.ste_heaviside({x}{tie}) or spikes.rect" if window else "spikes.from_slope(slope)"
+    return f"spikes.ste_heaviside({x}{width}{threshold}{tie}) or spikes.rect" if window else "spikes.from_slope(slope)"
 
 
 def of_gradient_map(slope: ast.expr, gradient: str) -> str | None:

@@ -42,12 +42,14 @@ class Found:
 
 @dataclass
 class Layer:
-    """A row of the table of layers."""
+    """A row of the table of layers; of its units, which are the elements of one sample, those that pass no gradient."""
 
     name: str
     kind: str
     value: float | None = None
     gradient: float | None = None
+    units: int | None = None  # that get a gradient, at a spike, a ReLU, a quantizer or the like
+    units_without: list[Any] = field(default_factory=list)  # their indices
 
 
 @dataclass
@@ -101,7 +103,21 @@ def diagnose(
     if hidden := list(dict.fromkeys(f"{_called(n)} in {n.layer}" for n in recorded.nodes if _flow.is_unreached(n))):
         names = ", ".join(hidden[:8]) + (" …" if len(hidden) > 8 else "")
         notes.append(f"no gradient reaches {names}: diagnose again once the rest is mended")
-    return Diagnosis(found, notes, _layers(model, sizes), recorded.loss)
+    dead = [(node, mask) for node in recorded.nodes if (mask := _flow.dead_units(node)) is not None]
+    if few := [_few(node, mask) for node, mask in dead if mask.any() and not _is_told(node)]:
+        names = ", ".join(few[:8]) + (" …" if len(few) > 8 else "")
+        notes.append(f"units without a gradient from any sample: {names}; more samples may reach them")
+    return Diagnosis(found, notes, _layers(model, sizes, dead), recorded.loss)
+
+
+def _is_told(node: Node) -> bool:
+    return node.made_nan or _flow.is_dead(node) or _flow.is_saturated(node)
+
+
+def _few(node: Node, mask: Tensor) -> str:
+    units = int(node.units.came.sum()) if node.units is not None else 0
+    layer = "" if node.layer == "(all)" else f" in {node.layer}"
+    return f"{int(mask.sum()):,} of {units:,} of {_called(node)}{layer}"
 
 
 # --- The gradient on its way ----------------------------------------------------------------------------------------------
@@ -135,11 +151,7 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
             else:
                 mend = _mend.of_dead(node.place, node.name, layer, module, node.depth)
         elif _flow.is_saturated(node):
-            what = f"{name} passes {node.passed:,} of the {node.elements:,} elements of the gradient that reach it"
-            without, units, has_weak = _flow.units_without(node)
-            if without:
-                less = ", or less than a hundredth with the same value for all," if has_weak else ""
-                what += f"; {without:,} of {units:,} units get none{less} from any sample"
+            what = _of_units(node, name)
             kind = "saturated"
             if node.is_own:
                 mend, what = _of_own(node, what)
@@ -178,6 +190,18 @@ def _of_flow(model: nn.Module, recorded: Flow) -> Iterator[Found]:
 
 def _is_inside(layer: str, other: str) -> bool:
     return other in ("(all)", layer) or layer.startswith(f"{other}.")
+
+
+def _of_units(node: Node, name: str) -> str:
+    """The words of a finding whose cause are units, first, or elements."""
+    elements = f"passes {node.passed:,} of the {node.elements:,} elements of the gradient that reach it"
+    without, units, has_weak = _flow.units_without(node)
+    if not without:
+        return f"{name} {elements}"
+    what = f"{name} passes no gradient from any sample at {without:,} of {units:,} units"
+    if has_weak:  # a long tail is no zero, so that the elements say nothing
+        return f"{what}, or less than a hundredth of it, with the same value for all samples"
+    return f"{what}; it {elements}"
 
 
 def _called(node: Node) -> str:
@@ -380,12 +404,20 @@ def full(replacement: str) -> str:
 # --- Layers ---------------------------------------------------------------------------------------------------------------
 
 
-def _layers(model: nn.Module, sizes: dict[str, Any]) -> list[Layer]:
+def _layers(model: nn.Module, sizes: dict[str, Any], dead: list[tuple[Node, Tensor]]) -> list[Layer]:
     kinds = {name or "(all)": type(module).__name__ for name, module in model.named_modules()}
     rows = []
     for name, scale in sizes.items():
         kind = kinds.get(name.partition("[")[0], "")
-        rows.append(Layer(name, kind, *[s if isinstance(s := scale[f], float) else None for f in ("forward", "backward")]))
+        value, gradient = [s if isinstance(s := scale[f], float) else None for f in ("forward", "backward")]
+        rows.append(Layer(name, kind, value, gradient))
+    for row in rows:
+        masks = [(node, mask) for node, mask in dead if node.layer == row.name.partition("[")[0]]
+        if masks and row.name.partition("[")[2] in ("", "0]"):
+            node, mask = max(masks, key=lambda pair: int(pair[1].sum()))
+            indices = mask.nonzero().tolist()
+            row.units = None if node.units is None else int(node.units.came.sum())
+            row.units_without = [i[0] if len(i) == 1 else i for i in indices]
     return rows
 
 

@@ -29,6 +29,7 @@ _MASKS = 0.1  # a smaller share of the gradient's elements passes: a finding
 _SPARSE = ("Jumprelu",)  # operators that act on each element, and are to be 0 at most of them
 _UNITS = 0.5  # a larger share of the units gets no gradient from any sample: a finding
 _SAMPLES = 4  # of at least as many samples
+_NEAR = 200  # as many graph nodes before a call are looked at for the parameters that it follows
 _WEAK = 0.01  # a smaller share of the size of the gradient counts as none at a unit whose value is the same for all samples
 
 
@@ -58,9 +59,9 @@ class Units(NamedTuple):
             return self.went
         return self.went & (self.strong | (self.low != self.high))
 
-    def without(self, by_size: bool) -> tuple[int, int]:
-        """How many units get a gradient and pass none, and how many get one."""
-        return int((self.came & ~self.passing(by_size)).sum()), int(self.came.sum())
+    def without(self, by_size: bool) -> Tensor:
+        """The mask of those that get a gradient and pass none."""
+        return self.came & ~self.passing(by_size)
 
 
 class Node(NamedTuple):
@@ -81,6 +82,7 @@ class Node(NamedTuple):
     is_named: bool = False  # an operator of this package, and no rule that is declared with it
     units: Units | None = None
     depth: float = 0.0  # how far below 0 the negative inputs of a ReLU are, in the mean
+    follows: frozenset[int] = frozenset()  # the parameters next before it, which the steps of a loop share and layers do not
 
 
 class Cut(NamedTuple):
@@ -367,17 +369,12 @@ def _in_order(cuts: list[Cut]) -> list[Cut]:
 
 
 def _merged(records: list[Node]) -> list[Node]:
-    """The records, in which the calls of one operator of this package at one place are one: a spike is called in each step.
+    """The records, in which the calls of one function at one place are one: a spike is called in each step.
 
     A call that passes none stays one by itself if no gradient reaches the calls before it: they are layers, not steps.
     """
-    calls: dict[Any, list[Node]] = {}
-    for i, node in enumerate(records):
-        is_step = node.is_own and not node.made_nan and node.place is not None
-        shape = None if node.units is None else node.units.came.shape  # of layers that a loop calls, in which steps have one
-        calls.setdefault((node.layer, node.place, node.name, shape) if is_step else i, []).append(node)
-    found = []
-    for nodes in calls.values():
+    found: list[Node] = []
+    for nodes in _steps(records):
         first, alive = nodes[0], [n.units for n in nodes if n.units is not None]
         if len(nodes) == 1 or any(not n.elements for n in nodes):
             found += nodes
@@ -385,6 +382,29 @@ def _merged(records: list[Node]) -> list[Node]:
         units = _of_all_steps(alive) if len(alive) == len(nodes) and len({u.came.shape for u in alive}) == 1 else None
         sums = {field: sum(getattr(n, field) for n in nodes) for field in ("elements", "passed", "others")}
         found.append(first._replace(units=units, **sums))
+    return found
+
+
+def _steps(records: list[Node]) -> list[list[Node]]:
+    """The calls of one function at one place that follow the same parameters; those that a loop calls behind layers of a list
+    follow others.
+    """
+    found: list[list[Node]] = []
+    at: dict[Any, list[tuple[set[int], list[Node]]]] = {}
+    for node in records:
+        if not _ends(node) or node.made_nan or (node.place is None and node.function is None):
+            found.append([node])
+            continue
+        shape = None if node.units is None else node.units.came.shape
+        groups = at.setdefault((node.layer, node.place, node.name, shape), [])
+        for follows, nodes in groups:
+            if follows & node.follows or not (follows or node.follows):
+                follows |= node.follows
+                nodes.append(node)
+                break
+        else:
+            found.append([node])
+            groups.append(({*node.follows}, found[-1]))
     return found
 
 
@@ -473,6 +493,7 @@ def _recorder(node: Any, layer: str, watch: _Watch, records: list[Node]) -> Any:
     is_own = is_own and not (place is not None and place.operator.startswith("fullgrad.safe."))
     operators = _operators_of(own) if is_own and own is not None else []
     is_named = any(_is_ours(of) and not of.__module__.startswith("fullgrad._engine.") for of in operators)
+    follows = _follows(node) if is_own or cls is not None or _may_end(name) else frozenset()
 
     def hook(after: tuple[Any, ...], before: tuple[Any, ...]) -> None:
         came = [g for g in before if isinstance(g, Tensor)]
@@ -501,9 +522,20 @@ def _recorder(node: Any, layer: str, watch: _Watch, records: list[Node]) -> Any:
         of_own = own.__name__ if is_own and own is not None else ""
         elements = sum(map(_passed, came))
         counts = elements, passed, made_nan, others, bool(like), inputs
-        records.append(Node(name, cls, layer, place, *counts, is_own, of_own, is_named, units, depth))
+        records.append(Node(name, cls, layer, place, *counts, is_own, of_own, is_named, units, depth, follows))
 
     return hook
+
+
+def _follows(node: Any) -> frozenset[int]:
+    """The leaves next before a node, such as the bias of the layer before; not its own parameters."""
+    stage, seen = [n for n, _ in node.next_functions if n is not None and type(n).__name__ != "AccumulateGrad"], set()
+    while stage and len(seen) < _NEAR:
+        if leaves := frozenset(id(n.variable) for n in stage if type(n).__name__ == "AccumulateGrad"):
+            return leaves
+        seen.update(stage)
+        stage = list(dict.fromkeys(n for s in stage for n, _ in s.next_functions if n is not None and n not in seen))
+    return frozenset()
 
 
 def _like_the_output(node: Any, came: list[Tensor], went: dict[int, Tensor]) -> list[int]:
@@ -552,10 +584,18 @@ def is_dead(node: Node) -> bool:
     Each operator of this package is such a function: its derivative may be 0 where a spike, a bound or a projection saturates.
     A Function, or a rule of the user's, may give the gradient to its parameters alone.
     """
-    is_judged = node.function or node.is_own or _HARD.search(node.name) or _SATURATE.search(node.name)
-    if not is_judged or not node.elements or node.name.endswith("_backward"):  # whose derivative is a second one
+    if not _ends(node) or not node.elements:
         return False
     return is_weak(node) if node.passed else node.is_named or not node.others
+
+
+def _ends(node: Node) -> bool:
+    """Whether the function may pass no gradient; its own backward, which is a node of a second derivative, is not looked at."""
+    return not node.name.endswith("_backward") and bool(node.function or node.is_own or _may_end(node.name))
+
+
+def _may_end(name: str) -> bool:
+    return bool(_HARD.search(name) or _SATURATE.search(name))
 
 
 def is_weak(node: Node) -> bool:
@@ -574,8 +614,21 @@ def units_without(node: Node) -> tuple[int, int, bool]:
     """How many units of a node get a gradient and pass none, how many get one, and whether some count by the size of theirs."""
     if node.units is None:
         return 0, 0, False
-    without, units = node.units.without(_acts_on_each(node))
-    return without, units, without > node.units.without(False)[0]
+    without = int(node.units.without(_acts_on_each(node)).sum())
+    return without, int(node.units.came.sum()), without > int(node.units.without(False).sum())
+
+
+def dead_units(node: Node) -> Tensor | None:
+    """The mask of the units that get a gradient and pass none, of a function that acts on each element; else None.
+
+    The size counts for a Function too whose values are whole numbers, as those of another package's spike are.
+    """
+    units = node.units
+    if units is None or not _ends(node) or (node.is_own and not _acts_on_each(node)):
+        return None
+    bounds = () if node.function is None or units.low is None or units.high is None else (units.low, units.high)
+    is_hard = bool(bounds) and all(bool(v.eq(v.round()).all()) for v in bounds)
+    return units.without(is_hard or _acts_on_each(node))
 
 
 def _acts_on_each(node: Node) -> bool:
@@ -585,9 +638,9 @@ def _acts_on_each(node: Node) -> bool:
 
 def is_saturated(node: Node) -> bool:
     """Whether little of the gradient went on, at a function that saturates."""
-    if is_dead(node) or not node.passed or not (node.function or node.is_own or _SATURATE.search(node.name)):
+    if is_dead(node) or not node.passed or not _ends(node):
         return False
-    if node.name.endswith("_backward"):
+    if not (node.function or node.is_own or _SATURATE.search(node.name)):
         return False
     if not node.is_like and (node.is_own or node.inputs > 1):
         return False

@@ -100,9 +100,10 @@ def _layers(found: Diagnosis) -> str:
     low, high = (min(shown), max(shown)) if shown else (0.0, 0.0)
     rows = "".join(_row(layer, layer.name.partition("[")[0] in marked, low, high) for layer in found.layers)
     return (
-        '<p class="dim">Root mean squares of the output and of its gradient, in the order of execution; bars are logarithmic.</p>'
+        '<p class="dim">Root mean squares of the output and of its gradient, in the order of execution; bars are logarithmic. '
+        "Units, the elements of one sample, that pass no gradient from any sample, of those that one reaches.</p>"
         '<div class="scroll"><table><tr><th>layer</th><th>class</th>'
-        '<th class="n">value</th><th class="n">gradient</th><th></th></tr>'
+        '<th class="n">value</th><th class="n">gradient</th><th></th><th class="n">units without</th></tr>'
         f"{rows}</table></div>"
     )
 
@@ -112,9 +113,11 @@ def _row(layer: Layer, is_marked: bool, low: float, high: float) -> str:
     exponent = _exponent(layer.gradient)
     width = 0.0 if exponent is None else 100.0 if high == low else 4 + 96 * (exponent - low) / (high - low)
     bar = f'<span class="bar" style="width:{width:.0f}%"></span>' if width else ""
+    units = f"{len(layer.units_without):,} of {layer.units:,}" if layer.units else ""
     return (
         f"<tr><td{mark}>{escape(called(layer.name))}</td><td>{escape(layer.kind)}</td>"
-        f'<td class="n">{_number(layer.value)}</td><td class="n">{_number(layer.gradient)}</td><td class="bars">{bar}</td></tr>'
+        f'<td class="n">{_number(layer.value)}</td><td class="n">{_number(layer.gradient)}</td><td class="bars">{bar}</td>'
+        f'<td class="n">{units}</td></tr>'
     )
 
 

@@ -3,7 +3,7 @@
 import inspect
 import numbers
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,9 @@ class FunctionModule(nn.Module):
     def _keep(self, arguments: Mapping[str, Any], learnable: Sequence[str]) -> None:
         """Make attributes, parameters and buffers of the arguments."""
         name = type(self).__name__
+        if isinstance(learnable, Tensor) or not isinstance(learnable, Iterable):
+            among = ", ".join(k for k, p in self._arguments.items() if _takes_tensors(p)) or "none"
+            raise TypeError(f"{name}: `learnable` must be a name, or a list of names, among {among}, got {_shown(learnable)}.")
         learnable = (learnable,) if isinstance(learnable, str) else tuple(learnable)
         for learned in learnable:
             if learned not in self._arguments:

@@ -3,6 +3,7 @@
 import fnmatch
 import inspect
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -91,8 +92,9 @@ def quantize_(
             each batch, so that memory does not grow with the data.
             With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales and zero points learn, with the gradient of LSQ: its factor :math:`1 / \sqrt{N h}` has *N* numbers
-            that share a scale, of one token or sample where inputs do; else they are frozen parameters. Give them a learning
-            rate of a tenth, without weight decay. A scale below 1/1024 of the smallest at the start, or a negative one, counts as
+            that share a scale, of one token or sample where inputs do; else they are frozen parameters. They are trained with the
+            weights, or by a group of their own: ``"_quantizer." in name`` for their names in ``named_parameters``, a tenth of the
+            learning rate, no weight decay. A scale below 1/1024 of the smallest at the start, or a negative one, counts as
             that, by :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses. Scales of ``"max"`` and
             ``"percentile"`` are then large enough that gradients pass at both ends, with a zero point, too.
         skip: Layers that are left as they are: names as in ``model.named_modules()``, of layers or of modules that have them;
@@ -114,8 +116,9 @@ def quantize_(
         biases: Whether the biases of linear layers and convolutions are rounded to multiples of :math:`s_x s_W`, as kernels of
             integers have them in 32 bits; the scales get no gradient from that. The bias of a layer whose weight or input is
             not quantized stays, unless it is so for all layers, which is an error.
-        state: The ``state_dict`` of a model that was quantized likewise: it is loaded, and no data is needed. Quantizers and
-            bits must be those of the state, whose codes say them. ``load_state_dict`` takes the bits of a state.
+        state: The ``state_dict`` of a model that was quantized likewise, perhaps inside of ``AveragedModel``,
+            ``DistributedDataParallel`` or ``torch.compile``: it is loaded, and no data is needed. Layers, quantizers and bits
+            must be those of the state, whose codes say them. ``load_state_dict`` takes the bits of a state.
 
     Returns:
         ``model``.
@@ -145,12 +148,17 @@ def quantize_(
     skip = _listed("skip", skip, "names, patterns or classes of layers")
     layers = _listed("layers", layers, "classes of linear layers, convolutions, embeddings, RNNs or MultiheadAttention", _KNOWN)
     how = _How.checked(method, learn, asymmetric, group_size, state)
+    if state is not None:
+        state = _named_as(model, state)
+        how = how._replace(state=state)
     chosen, found = _chosen(model, layers, skip)
     for_weights = _by_layer(model, "weights", weights, found, chosen)
     for_inputs = _by_layer(model, "activations", activations, found, chosen, but=_EMBEDDINGS)
     for_outputs = _by_layer(model, "outputs", outputs, found, chosen, but=_OF_SEVERAL)
     for name, layer in chosen.items():
         _check_layer(name or "model", layer, for_weights[name] is not None)
+    if state is not None:
+        _check_layers_of(state, model, layers, skip, chosen, (for_weights, for_inputs, for_outputs))
     observed = {n: bits for n, bits in for_inputs.items() if bits is not None and not (dynamic and not callable(bits))}
     inputs, results = _numbers(model, chosen, observed, for_outputs, data, how)
     made: list[tuple[nn.Module, Quantizers]] = []
@@ -394,7 +402,12 @@ def _check_layer(name: str, layer: nn.Module, has_weights: bool) -> None:
             )
         if isinstance(weight, nn.parameter.UninitializedParameter):
             raise ValueError(f"quantize_: the weight of {name!r} must be initialized; call the model once before.")
-        if not weight.is_floating_point() or weight.is_meta or not weight.numel():
+        if weight.is_meta:
+            raise ValueError(
+                f"quantize_: the weight of {name!r} must have numbers, and is on the device meta; write "
+                "model.to_empty(device='cpu') before, and load its numbers, or have them in `state`."
+            )
+        if not weight.is_floating_point() or not weight.numel():
             raise ValueError(
                 f"quantize_: the weight of {name!r} must be a floating tensor with elements, got {weight.dtype} of shape "
                 f"{tuple(weight.shape)} on {weight.device}; name the layer in `skip`."
@@ -431,6 +444,8 @@ def _of_weight(what: str, layer: nn.Module, name: str, bits: Any, layer_name: st
         weight = weight.detach().unflatten(0, (layer.groups, -1))
     channels = (0, 1) if how.group_size is not None else (0, 2) if transposed else (0,)
     dims = tuple(d for d in range(weight.ndim) if d not in channels)
+    if how.state is not None and not callable(bits):  # which brings its scale and the weight, that may have no numbers yet
+        weight = torch.ones_like(weight)
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
     seen = Seen(weight, wide.amin(dims, True), wide.amax(dims, True), wide.abs().mean(dims, True), dims)
     _check_finite(what, seen)
@@ -507,6 +522,69 @@ def _argument_of(name: str) -> str:
     return {"input": "activations", "output": "outputs", "bias": "biases"}.get(name, "weights")
 
 
+def _named_as(model: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state with the names of a model: without the prefix of a module around it, such as ``module.`` of an average or of
+    DistributedDataParallel, or ``_orig_mod.`` of a compiled one, at any level.
+    """
+    plain = [*model.state_dict()]
+    prefix = ""
+    if plain and not any(key in state for key in plain):
+        prefix = next((key.removesuffix(plain[0]) for key in state if key.endswith(f".{plain[0]}")), "")
+    if not all(key.startswith(prefix) or key == "n_averaged" for key in state):  # which an average counts
+        return state
+
+    def own(key: str) -> str:
+        key = key.removeprefix(prefix)
+        return key if any("_orig_mod." in name for name in plain) else key.replace("_orig_mod.", "")
+
+    if all(own(key) == key for key in state):
+        return state
+    found = OrderedDict((own(key), value) for key, value in state.items() if not prefix or key.startswith(prefix))
+    metadata = getattr(state, "_metadata", None)
+    if metadata is not None:
+        named = {own(f"{key}.").removesuffix("."): value for key, value in metadata.items() if f"{key}.".startswith(prefix)}
+        found._metadata = named  # type: ignore[attr-defined]
+    return found
+
+
+def _check_layers_of(
+    state: Mapping[str, Any],
+    model: nn.Module,
+    layers: tuple[type[nn.Module], ...],
+    skip: Sequence[Key],
+    chosen: Mapping[str, nn.Module],
+    bits: Sequence[Mapping[str, Any]],
+) -> None:
+    """Refuse a state in which other layers are quantized, by the argument that chooses them."""
+    modules = dict(model.named_modules())
+    found = {key[: m.start()]: key for key in state if (m := _OF_QUANTIZER.search(key))}
+    begin = "quantize_: `state` must be that of a model that was quantized likewise"
+    for name, key in found.items():
+        if name not in modules or any(of.get(name) is not None for of in bits):
+            continue
+        kind = type(modules[name]).__name__
+        if name in chosen:
+            way_out = "write `weights`, `activations` and `outputs` as for that model"
+        elif isinstance(modules[name], layers):
+            way_out = f"write `skip` as for that model, got {[*skip]!r}"
+        else:
+            listed = ", ".join([*(cls.__name__ for cls in layers), kind])
+            way_out = f"write `layers` as for that model, which has a {kind}: [{listed}]"
+        raise ValueError(f"{begin}, it has {key!r}, of a layer that has no quantizers here; {way_out}.")
+    for name, layer in chosen.items():
+        asked = [of[name] for of in bits if of[name] is not None]
+        # Modules of functions may have nothing in a state.
+        if name not in found and asked and not any(map(callable, asked)):
+            if not found:
+                raise ValueError(f"{begin}, and has no quantizers; load it before, and call quantize_ with `data`.")
+            kind, others = type(layer).__name__, {type(modules[other]).__name__ for other in found if other in modules}
+            way_out = "name it in `skip`" if kind in others else f"leave {kind} out of `layers`"
+            raise ValueError(
+                f"{begin}, it lacks the quantizers of {name or 'model'!r}, a {kind}; {way_out}, or write `weights` and "
+                "`activations` as for that model."
+            )
+
+
 # Names of what quantizers have in a state.
 _OF_QUANTIZER = re.compile(r"(?:^|\.)(input|output|bias|\w*weight\w*)_quantizer\.")
 
@@ -519,8 +597,8 @@ def _check_keys_of(state: Mapping[str, Any], model: nn.Module) -> None:
             argument = _argument_of(asked.get(key) or found[key])
             told = f"it lacks {key!r}" if key in asked else f"it has {key!r}, which this model does not"
             raise ValueError(
-                f"quantize_: `state` must be that of a model that was quantized likewise, {told}; write `{argument}`, `dynamic` "
-                "and `asymmetric` as for that model."
+                f"quantize_: `state` must be that of a model that was quantized likewise, {told}; write `{argument}`, "
+                "`dynamic` and `asymmetric` as for that model."
             )
 
 

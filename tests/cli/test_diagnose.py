@@ -704,7 +704,9 @@ def test_units_without_a_gradient_are_found_behind_any_activation(kind, is_found
     """24 of 32 units far below the threshold are told behind torch's activation and behind a spike of this package alike."""
     source = f"{BATCH}import fullgrad\nmodel = nn.Sequential(nn.Linear(8, 32), {kind}, nn.Linear(32, 2))\n"
     _, findings, _ = diagnosed(source + "with torch.no_grad():\n    model[0].bias[:24] -= 100\n")
-    assert [f["kind"] for f in findings if "24 of 32 units get none from any sample" in f["what"]] == ["saturated"] * is_found
+    assert [f["kind"] for f in findings if "passes no gradient from any sample at 24 of 32 units; it passes" in f["what"]] == [
+        "saturated"
+    ] * is_found
 
 
 @pytest.mark.parametrize(("off", "finding"), [(8, None), (24, "saturated"), (32, "dead gradient")])
@@ -795,7 +797,57 @@ def test_dead_units_of_a_layer_in_a_loop_are_told(spikes, diagnosed):
     _flow.squares(names["model"](names["batch"])).backward()
     dead = int(names["model"].layers[0].bias.grad.eq(0).sum())
     assert dead >= 30
-    assert any(f["kind"] == "saturated" and f"{dead} of 48 units get none from any sample" in f["what"] for f in findings)
+    assert any(
+        f["kind"] == "saturated" and f"passes no gradient from any sample at {dead} of 48 units" in f["what"] for f in findings
+    )
+
+
+@pytest.mark.parametrize("kind", ["nn.ReLU()", "fullgrad.nn.ATanSpike(2.0)", "fullgrad.nn.FakeQuantize(0.1)", "Tailed()"])
+def test_a_few_dead_units_are_a_note(kind, diagnosed, capsys, tmp_path):
+    """The exit status is 0; the JSON has their indices, the table of the page how many, and a note says it in the terminal."""
+    function = STEP.replace("return gradient", "return gradient / (1 + 10 * ctx.saved_tensors[0].abs()) ** 2")
+    function = function.replace("return (x > 0)", "ctx.save_for_backward(x)\n        return (x > 0)")
+    tailed = "class Tailed(nn.Module):\n    def forward(self, x):\n        return Step.apply(x)\n"
+    source = f"{BATCH}import fullgrad\n{function}\n{tailed}\nmodel = nn.Sequential(nn.Linear(8, 32), {kind}, nn.Linear(32, 2))\n"
+    status, findings, page = diagnosed(
+        source + "with torch.no_grad():\n    model[0].bias[3:8] -= 100\nbatch = torch.randn(64, 8)\n"
+    )
+    assert status == (kind == "Tailed()")
+    assert [f for f in findings if f["kind"] != "Function"] == []
+    report = json.loads((tmp_path / "found.json").read_text())
+    rows = {row["name"]: (row["units"], row["units_without"]) for row in report["layers"]}
+    assert rows == {"(all)": (None, []), "0": (None, []), "1": (32, [*range(3, 8)]), "2": (None, [])}
+    assert "5 of 32" in Ids(page).text.partition("units without")[2]
+    told = capsys.readouterr().out
+    assert "note: units without a gradient from any sample: 5 of 32 of " in told
+    assert " in 1; more samples may reach them" in told
+
+
+STEPS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(LAYERS)])
+    def forward(self, x):
+        y = x
+        for layer in self.layers:
+            for t in range(STEPS):
+                y = layer(y if t == 0 else x + y)
+                y = (y + (100 if t == 2 else -100) * dead).RELU
+        return y
+dead, batch, model = torch.arange(8) < 5, torch.randn(16, 8), Model()
+"""
+
+
+@pytest.mark.parametrize("relu", ["relu()", "clamp(0.0, 1000.0)"])
+@pytest.mark.parametrize(("layers", "steps", "is_found"), [(1, 2, True), (1, 4, False), (3, 1, True)])
+def test_steps_of_a_loop_count_together_and_its_layers_apart(relu, layers, steps, is_found, diagnosed):
+    """Units that get a gradient in one of the steps are alive; those of one layer are dead whatever the next one has."""
+    source = STEPS.replace("LAYERS", str(layers)).replace("STEPS", str(steps)).replace("RELU", relu)
+    if layers > 1:
+        source = source.replace("-100) * dead", "-100 * (layer is self.layers[1])) * dead")
+    _, findings, _ = diagnosed(f"{BATCH}{source}")
+    assert [f["kind"] for f in findings if "5 of 8 units" in f["what"]] == ["saturated"] * is_found
 
 
 def test_parameters_alone_are_no_saturation(diagnosed):
@@ -825,7 +877,7 @@ def test_long_tails_pass_no_gradient_where_the_value_never_changes(spike, bias, 
     assert [f["kind"] for f in findings] == [kind] * bool(kind)
     told = {
         "dead gradient": "less than a hundredth of the gradient",
-        "saturated": "24 of 32 units get none, or less than a hundredth",
+        "saturated": "at 24 of 32 units, or less than a hundredth of it, with the same value for all samples: ",
     }
     assert not kind or told[kind] in findings[0]["what"]
 

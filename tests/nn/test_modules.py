@@ -191,6 +191,11 @@ def test_noise_is_given_to_the_call():
             ValueError,
             "`learnable` must be among softness, mode, got 'width'",
         ),
+        (
+            lambda: fullgrad.nn.ATanSpike(2.0, learnable=True),
+            TypeError,
+            "ATanSpike: `learnable` must be a name, or a list of names, among alpha, .*, got True",
+        ),
         (lambda: fullgrad.nn.soft.Abs(learnable="mode"), TypeError, r"arguments that may be tensors \(softness\), got 'mode'"),
         (
             lambda: fullgrad.nn.Clamp(learnable="min_value"),

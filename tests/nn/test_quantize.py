@@ -318,7 +318,8 @@ def test_a_state_of_other_bits_is_refused(options, match):
         ({"asymmetric": True}, {}, "activations"),
         ({"biases": True}, {}, "biases"),
         ({"weights": {"3": 4}}, {}, "weights"),
-        ({"skip": ["3"]}, {}, "weights"),
+        ({"skip": ["3"]}, {}, "skip"),
+        ({"layers": [nn.Linear]}, {}, "layers"),
     ],
 )
 def test_a_state_of_other_quantizers_is_refused(one, other, argument):
@@ -333,11 +334,65 @@ def test_a_state_of_other_quantizers_is_refused(one, other, argument):
             p.data.mul_(2)
         before, numbers = repr(model), copy.deepcopy(model.state_dict())
         with pytest.raises(
-            ValueError, match=f"`state` must be that of a model .*(write `{argument}`|lacks .*_quantizer.(scale|zero_point)')"
+            ValueError, match=f"`state` must be that of a model .*(`{argument}`|lacks .*_quantizer.(scale|zero_point)')"
         ):
             quantize_(model, **{"weights": 4, "activations": 8, **b}, state=state)
         assert repr(model) == before
         assert all(map(torch.equal, model.state_dict().values(), numbers.values()))
+
+
+class Around(nn.Module):
+    """A module around a model, as DistributedDataParallel is."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+def compiled_inside(model):
+    """A compiled layer in a model."""
+    model[5] = torch.compile(model[5], backend="eager")
+    return model
+
+
+AROUND = {
+    "average": torch.optim.swa_utils.AveragedModel,
+    "parallel": Around,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "compiled and parallel": lambda model: Around(torch.compile(model, backend="eager")),
+    "compiled layer": compiled_inside,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_state_may_be_of_a_module_around_the_model(around):
+    """The prefix of its names is left out, if the model has no such names; the model on the meta device has room for it."""
+    model = quantize_(network(), 4, 8, batches())
+    state = AROUND[around](model).state_dict()
+    with torch.device("meta"):
+        empty = network()
+    with pytest.raises(ValueError, match=r"is on the device meta; write model.to_empty\(device='cpu'\)"):
+        quantize_(empty, 4, 8, state=state)
+    for other in (network(), empty.to_empty(device="cpu")):
+        with torch.no_grad():
+            other[0].weight.fill_(float("nan"))  # as memory that is not initialized may be
+        found = quantize_(other, 4, 8, state=state)
+        x = batches()[0]
+        assert torch.equal(found.eval()(x), quantize_(network(), 4, 8, state=model.state_dict()).eval()(x))
+    wrapped = Around(network())
+    assert quantize_(wrapped, 4, 8, state=Around(model).state_dict()) is wrapped
+    with pytest.raises((ValueError, RuntimeError), match=r"module\.0|Missing key"):
+        quantize_(Around(Around(network())), 4, 8, state=Around(model).state_dict())
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_batch_may_have_labels_for_a_module_around_the_model(around):
+    """What forward needs is that of the model inside."""
+    made = AROUND[around](network())
+    quantize_(made, 4, 8, [(x, torch.arange(5)) for x in batches()])
 
 
 @pytest.mark.parametrize(("bits", "asymmetric"), [(4, False), (8, True), (4, True)])
@@ -590,7 +645,7 @@ def test_modes_and_hooks_are_as_before():
         (lambda m: quantize_(m, {"0": 1}, None), ValueError, "`weights` must be from 2 to 16, got 1"),
         (lambda m: quantize_(m, 4, None, group_size=7), ValueError, "whole groups of `group_size` 7, got the shape"),
         (lambda m: quantize_(m, 4, None, layers=(nn.ReLU,)), TypeError, "`layers` must be classes of linear layers, .*ReLU"),
-        (lambda m: quantize_(m, 4, 8, state={}), ValueError, "`state` must be that of a model .*lacks '0.input_quantizer.scale'"),
+        (lambda m: quantize_(m, 4, 8, state={}), ValueError, "`state` must be that of a model .*and has no quantizers"),
         (lambda m: quantize_(m, 4, nn.Identity, state={}), TypeError, "has a function, which needs `data` and not `state`"),
         (lambda m: quantize_(quantize_(copy.deepcopy(m), 4, None), 4, None), ValueError, "must not be quantized yet, got '0'"),
     ],
@@ -656,7 +711,7 @@ def test_layers_that_are_not_called_are_skipped():
         (lambda m: nn.LazyLinear(3), "must be initialized; call the model once"),
         (lambda m: m.to(torch.complex64), "must be a floating tensor with elements, got torch.complex64"),
         (lambda m: nn.Linear(0, 4), r"got torch.float32 of shape \(4, 0\)"),
-        (lambda m: m.to("meta"), "on meta"),
+        (lambda m: m.to("meta"), "on the device meta"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

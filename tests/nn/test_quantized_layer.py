@@ -352,7 +352,7 @@ def test_a_transformer_whose_output_projection_has_no_input():
             ValueError,
             "lacks 'input_quantizer.zero_point'",
         ),
-        ({"activations": None, "outputs": 8, "state": {}}, ValueError, "lacks 'output_quantizer.scale'"),
+        ({"activations": None, "outputs": 8, "state": {}}, ValueError, "has no quantizers"),
         ({"activations": None, "outputs": 8, "data": []}, ValueError, "must have batches that reach every layer"),
     ],
 )

@@ -19,6 +19,7 @@ from fullgrad._dispatch import (
     alone_at_level,
     compile_again,
     forget_kernels,
+    forget_rules,
     forward_mode_is_on,
     has_tangent,
     innermost,
@@ -262,6 +263,7 @@ def _replace_attributes(is_inside: bool) -> None:
         else:
             setattr(owner, name, function)
     _own_attributes.clear()
+    forget_rules()
 
 
 def _is_outside() -> bool:

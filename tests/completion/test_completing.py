@@ -215,6 +215,15 @@ CALLS = {
         seeded(3),
     ),
     "ldexp.Tensor": (lambda x: torch.ldexp(x, torch.tensor([-2, 0, 3])), seeded(2, 3)),
+    **{
+        f"{name}.{overload}": (lambda x, name=name, of=of: getattr(torch.ops.aten, name)(*of(x), 4, dtype=x.dtype), B[:2])
+        for name in ("linspace", "logspace")
+        for overload, of in (
+            ("Tensor_Tensor", lambda x: (x[0], x[1])),
+            ("Tensor_Scalar", lambda x: (x[0], 0.25)),
+            ("Scalar_Tensor", lambda x: (0.25, x[1])),
+        )
+    },
     "_prelu_kernel": (lambda x: F.prelu(x, x[0, :2].square()), seeded(3, 2)),
     "linalg_vector_norm": (lambda x: torch.linalg.vector_norm(x, 3, -1), seeded(2, 3)),
     "norm.Scalar": (lambda x: torch.ops.aten.norm.Scalar(x, 2), seeded(2, 3)),

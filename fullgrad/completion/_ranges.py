@@ -41,7 +41,7 @@ def _differentiable(name: str, original: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        ends = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+        ends = [v for v in (*args[:2], kwargs.get("start"), kwargs.get("end")) if isinstance(v, Tensor)]
         is_leaf = kwargs.get("requires_grad") or kwargs.get("out") is not None
         if not ends or is_leaf or not all(isinstance(v, Moving) or overrides_nothing(type(v)) for v in ends):
             return original(*args, **kwargs)

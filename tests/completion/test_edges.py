@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import fullgrad
 from fullgrad._dispatch import pytree
@@ -759,3 +759,28 @@ def test_slopes_at_ties(name):
             torch.testing.assert_close(found, expected[i], rtol=0, atol=0)
             torch.testing.assert_close(value, f(*inputs), rtol=0, atol=0, equal_nan=True)
             torch.testing.assert_close(grad(lambda v, of=of: of(v).sum())(v), expected[i], rtol=0, atol=0)
+
+
+PLACES = list(itertools.product([1.5, 0.0, -2.0, math.inf, -math.inf, math.nan], repeat=3))
+
+
+def of_other_factors(x):
+    """The derivatives of running products: NaN by one of two factors that are not finite."""
+    slopes = torch.zeros(len(x), len(x))
+    for k, i in itertools.product(range(len(x)), repeat=2):
+        if i <= k:
+            slopes[k, i] = math.prod(x[:i] + x[i + 1 : k + 1])
+            if not math.isfinite(x[i]) and sum(not math.isfinite(v) for v in x[: k + 1]) > 1:
+                slopes[k, i] = math.nan
+    return slopes
+
+
+@pytest.mark.parametrize("of", [jacfwd, jacrev])
+def test_running_products_with_infinities(of):
+    """Each product has the derivatives by its factors, before and behind an infinity or NaN, and 0 by others."""
+    x, expected = torch.tensor(PLACES), torch.stack([of_other_factors(list(x)) for x in PLACES])
+    with fullgrad.completing():
+        alone = torch.stack([of(lambda x: x.cumprod(0))(v) for v in x])
+        batch = vmap(of(lambda x: x.cumprod(0)))(x)
+    for found in (alone, batch):
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -828,3 +828,11 @@ def test_running_products_with_infinities(of):
         batch = vmap(of(lambda x: x.cumprod(0)))(x)
     for found in (alone, batch):
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_blocks_of_attention_with_a_mask_of_one_dimension():
+    """Groups of heads that share keys have it, of more queries than one block, too, where torch's kernel takes no such mask."""
+    q, k, mask = torch.ones(1, 2, 1030, 2), torch.ones(1, 1, 1030, 2), torch.ones(2, 1030)
+    f = lambda mask: F.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True)  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(f)(mask), torch.ones(2, *q.shape))

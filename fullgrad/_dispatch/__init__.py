@@ -39,6 +39,7 @@ from fullgrad._dispatch.overrides import (
     is_override,
     make_overridable,
     overrides_in,
+    overrides_nothing,
     unscriptable,
     without_question,
 )
@@ -104,6 +105,7 @@ from fullgrad._dispatch.torch_private import (
     first_sample,
     flex_attention_by,
     forget_kernels,
+    forget_rules,
     get_unwrapped,
     give_rnn_weights,
     guard_on,
@@ -124,6 +126,7 @@ from fullgrad._dispatch.torch_private import (
     leave_to_python,
     level_of,
     make_dual,
+    makes_constants,
     mark_for_dynamo,
     of_each_sample,
     onnx_opset,

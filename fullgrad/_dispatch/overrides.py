@@ -282,10 +282,10 @@ def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tup
     An override sees the arguments that differ from the defaults, by position up to the first gap.
     """
     if not has_function_mode():
-        if not subclasses_override() or all(_inherits(type(t)) for t in tensors):
+        if not subclasses_override() or all(overrides_nothing(type(t)) for t in tensors):
             _on_one_device(public, tensors)
             return function(*args, **kwargs)
-        if any(is_jagged(t) for t in tensors) and all(is_jagged(t) or _inherits(type(t)) for t in tensors):
+        if any(is_jagged(t) for t in tensors) and all(is_jagged(t) or overrides_nothing(type(t)) for t in tensors):
             return call_on_buffers(public.__name__, function, names, args, kwargs, getattr(function, "last_dims", 0))
     defaults = function.__defaults__ or ()
     required = len(args) - len(defaults)
@@ -297,7 +297,7 @@ def _overridden(public: Any, function: Any, names: tuple[str, ...], tensors: tup
     return handle_torch_function(public, tensors, *args[:leading], **named)
 
 
-def _inherits(kind: type) -> bool:
+def overrides_nothing(kind: type) -> bool:
     """Whether a type does not override functions of torch: a plain subclass is treated as without a wrapper."""
     if kind is Tensor or kind is Parameter:
         return True

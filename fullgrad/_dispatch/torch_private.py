@@ -363,6 +363,14 @@ def is_below_autograd() -> bool:
     return _AUTOGRAD is not None and _key_is_excluded is not None and _key_is_excluded(_AUTOGRAD)
 
 
+_VIEWS = _optional("_C.DispatchKey.ADInplaceOrView", None, "a `torch.linspace` kept from before completing loses its derivative")
+
+
+def makes_constants() -> bool:
+    """Whether the keys of this thread are those of torch's functions in Python that make tensors without a graph."""
+    return _VIEWS is not None and _key_is_excluded is not None and _key_is_excluded(_VIEWS)
+
+
 def usual_keys() -> Any:
     """A context in which code of a custom operator may use autograd and transforms, whose keys torch hides from it."""
     return restored_keys() if _COMPOSITE not in LOST.values() else contextlib.nullcontext()
@@ -993,6 +1001,7 @@ def dynamo_names() -> Any:
     import torch._dynamo.guards
     import torch._dynamo.source
     import torch._dynamo.symbolic_convert
+    import torch._dynamo.trace_rules
     import torch._dynamo.variables.builder
     import torch._dynamo.variables.misc
     import torch._dynamo.variables.torch
@@ -1006,6 +1015,7 @@ def dynamo_names() -> Any:
         AutogradFunctionVariable=torch._dynamo.variables.misc.AutogradFunctionVariable,
         GuardBuilder=torch._dynamo.guards.GuardBuilder,
         TorchInGraphFunctionVariable=torch._dynamo.variables.torch.TorchInGraphFunctionVariable,
+        forget_rules=torch._dynamo.trace_rules.get_torch_obj_rule_map.cache_clear,
         install_guard=torch._dynamo.guards.install_guard,
         proxy_args_kwargs=torch._dynamo.utils.proxy_args_kwargs,
         reset_code_caches=torch._dynamo.reset_code_caches,
@@ -1104,6 +1114,12 @@ def compile_again() -> None:
     """Forget compiled code."""
     if dynamo_is_imported():
         dynamo_names().reset_code_caches()
+
+
+def forget_rules() -> None:
+    """Let Dynamo find torch's functions by their names again, where others are in their places or were."""
+    if dynamo_is_imported():
+        dynamo_names().forget_rules()
 
 
 # torch's caches of graphs, on disk and elsewhere, whose keys know nothing of changed kernels. A setting holds for the thread that

@@ -18,6 +18,7 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _pointwise,
     _products,
     _quantization,
+    _ranges,
     _recurrent,
     _reductions,
     _replaced,

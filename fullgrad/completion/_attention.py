@@ -71,9 +71,9 @@ def _by_blocks(
     if enable_gqa:
         own_key, own_value = [_for_each_head(query, v) for v in (own_key, own_value)]
     n = query.shape[-2]
+    whole = (lambda y: y) if attn_mask is None or attn_mask.ndim > 1 else Whole  # torch's kernel takes no mask of one dimension
     if size is None or n <= size:
-        y = _rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype)
-        return y if attn_mask is None or attn_mask.ndim > 1 else Whole(y)  # torch's kernel takes no mask of one dimension
+        return whole(_rows(own_query, own_key, own_value, attn_mask, 0 if is_causal else None).to(query.dtype))
     found = []
     for first in range(0, n, size):
         part = attn_mask
@@ -81,7 +81,7 @@ def _by_blocks(
             part = part[..., first : first + size, :]
         rows = own_query[..., first : first + size, :]
         found.append(checkpoint(_rows, rows, own_key, own_value, part, first if is_causal else None))
-    return torch.cat(found, -2).to(query.dtype)
+    return whole(torch.cat(found, -2).to(query.dtype))
 
 
 def _lean(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:

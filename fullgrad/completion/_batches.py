@@ -3,13 +3,27 @@
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch import innermost
+from fullgrad._dispatch import active_transforms, get_unwrapped, innermost, is_wrapped
 from fullgrad.completion._registry import NO_VMAP, completes
+
+LOST_NUMBER = (
+    "vmap: a tensor that is differentiated became a number, which has no derivative: by `item()` or `float(x)`, in a list of"
+    " `torch.tensor`, or as an argument that torch takes for a number, such as the `alpha` of elu. Write the formula with the"
+    " tensor, by `torch.stack` for a list, or detach it."
+)
+
+
+def _requires_gradient(x: Tensor) -> bool:
+    """Whether the numbers of a batch have a gradient outside of it."""
+    return x.requires_grad or (is_wrapped(x) and _requires_gradient(get_unwrapped(x)))
 
 
 @completes("item", NO_VMAP, batched=True)
 @completes("_local_scalar_dense", NO_VMAP, batched=True)
 def _number(x: Tensor) -> bool | int | float | complex:
+    # A list of `torch.tensor` is read below the transforms that are inside of the batch, of which nothing is known there.
+    if (x.is_floating_point() or x.is_complex()) and (active_transforms()[-1] != "Vmap" or _requires_gradient(x)):
+        raise RuntimeError(LOST_NUMBER)
     every = innermost(x).reshape(-1)
     if every.numel() and bool((every == every[0]).all()):
         return every[0].item()

@@ -12,22 +12,30 @@ from fullgrad._engine.call import flattened, unflattened
 
 _MOST = 1024
 # Operators that read numbers of an argument, or run all steps of a network.
-_IN_PYTHON = {
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    for overload in ("input", "data")
-} | {
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "_pack_padded_sequence",
-        "_pad_packed_sequence",
-        "_local_scalar_dense",
-        "is_nonzero",
-        "item",
-        "equal",
-        "allclose",
-    )
-}
+_IN_PYTHON = (
+    {
+        getattr(getattr(torch.ops.aten, name), overload)
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        for overload in ("input", "data")
+    }
+    | {
+        getattr(getattr(torch.ops.aten, name), overload)
+        for name in ("linspace", "logspace")
+        for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    }
+    | {
+        getattr(torch.ops.aten, name).default
+        for name in (
+            "_pack_padded_sequence",
+            "_pad_packed_sequence",
+            "_local_scalar_dense",
+            "is_nonzero",
+            "item",
+            "equal",
+            "allclose",
+        )
+    }
+)
 _passed: dict[Any, None] = {}
 
 

@@ -19,6 +19,7 @@ from fullgrad._dispatch import (
     alone_at_level,
     compile_again,
     forget_kernels,
+    forget_rules,
     forward_mode_is_on,
     has_tangent,
     innermost,
@@ -262,6 +263,7 @@ def _replace_attributes(is_inside: bool) -> None:
         else:
             setattr(owner, name, function)
     _own_attributes.clear()
+    forget_rules()
 
 
 def _is_outside() -> bool:
@@ -335,7 +337,7 @@ def _in_place() -> dict[str, Any]:
         packet, _, overload = name.partition(".")
         other = getattr(getattr(torch.ops.aten, f"{packet}_", None), overload or "default", None)
         own = COMPLETED[name]
-        is_changed = own.lacks != NO_VMAP and own.lean is None and own.slopes is None
+        is_changed = own.lacks != NO_VMAP and own.lean is None
         if is_changed and other is not None and len(op._schema.arguments) == len(other._schema.arguments):
             found[name] = other
     return found
@@ -633,7 +635,7 @@ def _sloped(original: Callable[..., Any], own: Completed, args: Sequence[Any], k
         terms = [slope * t.reshape(shape) for i, t in tangents.items() for slope, shape in (_slope(slopes, i, t),)]
         return make_dual(y, functools.reduce(torch.add, terms).to(y.dtype).expand(y.shape), level=0)
     where = [i for i in pairs if args[i].requires_grad]
-    is_torchs = own.lacks == NO_FORWARD or (own.lacks == NO_SECOND and not transforms_active())
+    is_torchs = own.has_first or own.lacks == NO_FORWARD or (own.lacks == NO_SECOND and not transforms_active())
     if is_torchs or not where or not torch.is_grad_enabled():
         return original(*args, **kwargs)
 

@@ -13,9 +13,11 @@ from fullgrad.completion._registry import (
     NO_FORWARD_OF_BACKWARD,
     NO_SECOND,
     WRONG_GRADIENT,
+    Slopes,
     accumulated,
     completes,
     completes_backward,
+    completes_by_slopes,
     without_slope,
 )
 
@@ -53,11 +55,50 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(is_equal, a.detach(), y).to(dtype)
 
 
+_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+_SHARES_TIES = _VERSION >= (2, 14)  # bounds of clamp, and fmax, with their arguments, as maximum does
+
+
 def _completes_ties(name: str) -> Callable[[Any], Any]:
     """A decorator that enters an operator whose equal arguments share tangents as they do gradients since torch 2.14."""
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
+    if _SHARES_TIES:
         return lambda formula: formula
     return completes(name, "before torch 2.14 forward mode has other slopes than reverse mode at ties and NaN", has_first=True)
+
+
+def _completes_nan(name: str, is_entered: bool = True) -> Callable[[Any], Any]:
+    """A decorator that enters an operator which gives the whole slope to each of two numbers if one is NaN, but no tangent."""
+    of_nan = completes(name, "forward mode has other slopes than reverse mode at NaN", has_first=True)
+    return of_nan if is_entered else lambda formula: formula
+
+
+def _of_two(x: Tensor, other: Tensor, is_left: Tensor, is_right: Tensor) -> Tensor:
+    """One of two numbers, of which equal ones share the slope, and each has it where neither is the one."""
+    return torch.where(x == other, x / 2 + other / 2, torch.where(is_right, 0, x) + torch.where(is_left, 0, other))
+
+
+@_completes_nan("clamp_min.Tensor", _SHARES_TIES)
+@_completes_nan("fmax", _VERSION == (2, 14))
+@_completes_nan("maximum")
+def _maximum(x: Tensor, other: Tensor) -> Tensor:
+    return _of_two(x, other, x > other, x < other)
+
+
+@_completes_nan("clamp_max.Tensor", _SHARES_TIES)
+@_completes_nan("fmin", _VERSION == (2, 14))
+@_completes_nan("minimum")
+def _minimum(x: Tensor, other: Tensor) -> Tensor:
+    return _of_two(x, other, x < other, x > other)
+
+
+@_completes_nan("clamp.Tensor", _SHARES_TIES)
+def _clamp_sharing_ties(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Any:
+    """The input, or the bound that it is beyond; bounds that are equal, or cross, share nothing with it."""
+    if min is None or max is None:
+        return _maximum(x, min) if min is not None else NotImplemented if max is None else _minimum(x, max)
+    y = torch.where((x < min) | (x > max), 0, x) + torch.where((x < min) & (min <= max), min, 0)
+    y = y + torch.where(((x > max) & (min <= max)) | (min > max), max, 0)
+    return torch.where((min < max) & ((x == min) | (x == max)), x / 2 + torch.where(x == min, min, max) / 2, y)
 
 
 @_completes_ties("clamp.Tensor")
@@ -85,6 +126,20 @@ def _clamp_max(x: Tensor, max: Tensor) -> Tensor:
 @_completes_ties("fmax")
 def _fmax(x: Tensor, other: Tensor) -> Tensor:
     return torch.where((x >= other) | other.isnan(), x, other)
+
+
+@completes_by_slopes("atan2", "the tangent where both are 0 is NaN", has_first=True)
+def _atan2(value: Tensor | None, y: Tensor, x: Tensor) -> Slopes:
+    square = y * y + x * x
+    is_0 = square == 0
+    size = torch.where(is_0, 1, square)
+    return {0: (lambda: torch.where(is_0, 0, x / size), None), 1: (lambda: torch.where(is_0, 0, -y / size), None)}
+
+
+@completes("polar", WRONG_GRADIENT)
+def _polar(size: Tensor, angle: Tensor) -> Tensor:
+    """torch's gradient by a size of 0 is 0, and that by a negative one has the other sign."""
+    return torch.complex(size * angle.cos(), size * angle.sin())
 
 
 @completes("ldexp.Tensor", WRONG_GRADIENT)

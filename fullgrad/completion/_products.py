@@ -4,11 +4,13 @@ Factors are numbers from 1/2 to 1 times powers of two, which are constants, so t
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import accumulated, completes
+from fullgrad._dispatch import below_transforms, can_read_numbers, has_data, innermost, is_tracing
+from fullgrad.completion._registry import accumulated, completes, valued
 
 _WRONG_AT_0 = "higher derivatives are wrong where factors are 0"
 _STEPS = 5  # the product of 2**5 numbers from 1/2 to 1, and its square, are no subnormal numbers
@@ -94,13 +96,9 @@ def _exponents_with_zeros(x: Tensor) -> Tensor:
     return torch.where(zeros, before - taken, exponent)
 
 
-@completes("cumprod", _WRONG_AT_0, issue=196701)
-def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_left_out(x, dtype) or not x.ndim:
-        return NotImplemented
-    own = x.to(dtype or x.dtype)
-    y, far, step = accumulated(own).movedim(dim, -1), 1, 0
-    exponent = _exponents_with_zeros(y)
+def _running_product(x: Tensor) -> Tensor:
+    """The products along the last dimension."""
+    y, far, step, exponent = x, 1, 0, _exponents_with_zeros(x)
     y = times_power(y, -exponent)
     while far < y.shape[-1]:
         y = torch.cat([y[..., :far], y[..., far:] * y[..., :-far]], -1)
@@ -109,4 +107,50 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
         if step % _STEPS == 0:
             y, more = _normalized(y)
             exponent = exponent + more
-    return times_power(y, exponent).to(own.dtype).movedim(-1, dim)
+    return times_power(y, exponent)
+
+
+def _times_infinity(x: Tensor, where: Tensor, sign: Any) -> Tensor:
+    """``x`` times an infinite number of a sign, or what is no number by the sign 0, at some places: in steps, forward and back
+    the same, by which a slope or a tangent of 0 stays 0.
+    """
+    one = torch.ones((), dtype=x.dtype.to_real() if x.is_complex() else x.dtype, device=x.device)
+    most, sign = torch.where(where, one * torch.finfo(one.dtype).max, one), torch.where(where, one * sign, one)
+    return x * most * most * sign * most * most
+
+
+def _sums_of_0(x: Tensor, where: Tensor) -> Tensor:
+    """0, with the slopes of the running sum of some numbers."""
+    return valued(torch.where(where, x, 0), torch.zeros_like(x)).cumsum(-1)
+
+
+def _running_product_with_infinities(x: Tensor) -> Tensor:
+    """That of the finite numbers, times the others as constants, whose own slopes are products of finite numbers. There is no
+    slope by one of two that are not finite, nor where it is a product of 0 and one that is not.
+    """
+    is_finite, is_0 = x.detach().isfinite(), x.detach() == 0
+    count, zeros = (~is_finite).cumsum(-1), is_0.cumsum(-1)
+    finite, own = _running_product(torch.where(is_finite, x, 1)), _sums_of_0(x, ~is_finite)
+    is_none = (~(is_finite | (x == torch.inf) | (x == -torch.inf))).cumsum(-1) > 0
+    sign = torch.where(is_none, 0, 1 - 2 * ((x == -torch.inf).cumsum(-1) % 2))
+    y = _times_infinity(finite, count > 0, sign) + finite * torch.where(count > 1, 0, own)
+    lost = torch.where((count > 0) & (finite == 0), _sums_of_0(x, is_finite & ~is_0), 0)
+    lost = lost + torch.where((count > 0) & (zeros > 1), _sums_of_0(x, is_0), 0) + torch.where(count > 1, own, 0)
+    return y + _times_infinity(lost, count > 0, 0)
+
+
+def _is_all_finite(x: Tensor) -> bool:
+    """Whether all numbers are known to be finite."""
+    plain = innermost(x)
+    is_known = not is_tracing() and has_data(plain) and can_read_numbers(plain)
+    return is_known and below_transforms(lambda: bool(plain.isfinite().all()))
+
+
+@completes("cumprod", _WRONG_AT_0, issue=196701)
+def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    if _is_left_out(x, dtype) or not x.ndim:
+        return NotImplemented
+    own = x.to(dtype or x.dtype)
+    y = accumulated(own).movedim(dim, -1)
+    y = _running_product(y) if _is_all_finite(y) else _running_product_with_infinities(y)
+    return y.to(own.dtype).movedim(-1, dim)

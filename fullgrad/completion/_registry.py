@@ -123,14 +123,14 @@ def completes(
     return enter
 
 
-def completes_by_slopes(name: str, lacks: str) -> Callable[[Any], Any]:
+def completes_by_slopes(name: str, lacks: str, *, has_first: bool = False) -> Callable[[Any], Any]:
     """A decorator that enters an operator of single elements by its derivatives: a function of its value and its arguments. These
-    are functions of the arguments, whose own derivatives are the next ones. If forward mode alone is lacking, reverse mode is
-    torch's.
+    are functions of the arguments, whose own derivatives are the next ones. If forward mode alone is lacking, or with
+    ``has_first``, reverse mode is torch's.
     """
 
     def enter(slopes: Callable[..., Slopes]) -> Callable[..., Slopes]:
-        COMPLETED[name] = Completed(slopes, lacks, slopes=slopes)
+        COMPLETED[name] = Completed(slopes, lacks, slopes=slopes, has_first=has_first)
         return slopes
 
     return enter

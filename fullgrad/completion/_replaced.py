@@ -8,15 +8,16 @@ from torch.nn import functional
 
 from fullgrad._dispatch import (
     active_transforms,
+    are_differentiated,
     below_transforms,
     first_sample,
     has_data,
     innermost,
     is_wrapped,
-    tangent_levels,
     transforms_active,
     vmaps_share_draws,
 )
+from fullgrad.completion._batches import LOST_NUMBER
 from fullgrad.completion._registry import replaces
 
 
@@ -110,13 +111,10 @@ def _narrow(x: Tensor, dim: int, start: Tensor, length: int) -> Any:
 
 @replaces("item")
 def _item(x: Tensor) -> Any:
-    """torch refuses the number of a batch; one that all samples share would lose its tangent without an error."""
+    """torch refuses the number of a batch; one that all samples share would lose its derivative without an error."""
     is_batched = innermost(x).ndim > x.ndim
-    if is_batched and x.is_floating_point() and tangent_levels([x]):
-        raise RuntimeError(
-            "vmap: a tensor with a tangent became a number, which has none: by `item()` or `float(x)`, or as an argument that"
-            " torch takes for a number, such as the `alpha` of elu. Write the formula with the tensor, or detach it."
-        )
+    if is_batched and (x.is_floating_point() or x.is_complex()) and any(are_differentiated([x])):
+        raise RuntimeError(LOST_NUMBER)
     return NotImplemented
 
 

@@ -141,6 +141,10 @@ CALLS = {
     "clamp_min.Tensor": (lambda x: x.square().clamp_min(x + B), seeded(6)),
     "clamp_max.Tensor": (lambda x: x.square().clamp_max(x + B), seeded(6)),
     "fmax": (lambda x: torch.fmax(x.square(), x + B), seeded(6)),
+    "fmin": (lambda x: torch.fmin(x.square(), x + B), seeded(6)),
+    "maximum": (lambda x: torch.maximum(x.square(), x + B), seeded(6)),
+    "minimum": (lambda x: torch.minimum(x.square(), x + B), seeded(6)),
+    "polar": (lambda x: torch.polar(x, x.square()).real + torch.polar(x.sin(), W).imag, seeded(6)),
     "linalg_cond": (lambda a: torch.linalg.cond(a, 1), matrix()),
     "linalg_cond, of rows": (lambda a: torch.linalg.cond(a, -math.inf), matrix()),
     "linalg_cond.p_str": (lambda a: torch.linalg.cond(torch.stack([a, a.mT @ a]), "fro"), matrix()),
@@ -215,6 +219,15 @@ CALLS = {
         seeded(3),
     ),
     "ldexp.Tensor": (lambda x: torch.ldexp(x, torch.tensor([-2, 0, 3])), seeded(2, 3)),
+    **{
+        f"{name}.{overload}": (lambda x, name=name, of=of: getattr(torch.ops.aten, name)(*of(x), 4, dtype=x.dtype), B[:2])
+        for name in ("linspace", "logspace")
+        for overload, of in (
+            ("Tensor_Tensor", lambda x: (x[0], x[1])),
+            ("Tensor_Scalar", lambda x: (x[0], 0.25)),
+            ("Scalar_Tensor", lambda x: (0.25, x[1])),
+        )
+    },
     "_prelu_kernel": (lambda x: F.prelu(x, x[0, :2].square()), seeded(3, 2)),
     "linalg_vector_norm": (lambda x: torch.linalg.vector_norm(x, 3, -1), seeded(2, 3)),
     "norm.Scalar": (lambda x: torch.ops.aten.norm.Scalar(x, 2), seeded(2, 3)),
@@ -302,9 +315,9 @@ CALLS = {
 
 if not hasattr(torch.ops.aten, "cholesky"):
     del CALLS["cholesky"]  # which torch 2.15 has no more
-if "fmax" not in COMPLETED:
-    for of_ties in ("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor", "fmax"):
-        del CALLS[of_ties]  # which torch has right since 2.14
+for of_two in ("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor", "fmax", "fmin"):
+    if of_two not in COMPLETED:
+        del CALLS[of_two]  # which this torch has right
 
 
 def test_every_operator_has_a_call():

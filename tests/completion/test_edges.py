@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import fullgrad
 from fullgrad._dispatch import pytree
@@ -514,7 +514,19 @@ def test_kernels_do_not_stay_forever(monkeypatch):
         assert jvp(F.glu, (X,), (X,))[1].shape == (2, 2)
 
 
-OF_FORMULAS = ("_native_multi", "_transformer", "ldexp", "linalg_ldl", "logcumsumexp", "logaddexp", "nll_loss", "binary_cross")
+OF_FORMULAS = (
+    "_native_multi",
+    "_transformer",
+    "ldexp",
+    "linalg_ldl",
+    "logcumsumexp",
+    "logaddexp",
+    "nll_loss",
+    "binary_cross",
+    "polar",
+    "linspace",
+    "logspace",
+)
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if not n.startswith((*OF_FORMULAS, "multi_margin_loss, by", "linalg_cond"))])
@@ -746,9 +758,7 @@ BOUNDED = {
 @pytest.mark.parametrize("name", BOUNDED)
 def test_slopes_at_ties(name):
     """Forward mode has those of reverse mode, which are torch's own of eager code: of bounds that are equal, or cross, too."""
-    f, numbers = BOUNDED[name], torch.tensor([-1.0, 0.0, 1.0, 2.0, math.nan])
-    if name.endswith("imum") or "aten::fmax" not in fullgrad.completion.operators():
-        numbers = numbers[:-1]  # of NaN torch gives each input the whole slope, in reverse mode
+    f, numbers = BOUNDED[name], torch.tensor([-1.0, 0.0, 1.0, math.inf, math.nan])
     inputs = torch.cartesian_prod(numbers, numbers, numbers).unbind(-1)
     leaves = [v.clone().requires_grad_() for v in inputs]
     expected = torch.autograd.grad(f(*leaves).sum(), leaves, materialize_grads=True)
@@ -759,3 +769,70 @@ def test_slopes_at_ties(name):
             torch.testing.assert_close(found, expected[i], rtol=0, atol=0)
             torch.testing.assert_close(value, f(*inputs), rtol=0, atol=0, equal_nan=True)
             torch.testing.assert_close(grad(lambda v, of=of: of(v).sum())(v), expected[i], rtol=0, atol=0)
+
+
+def test_an_angle_of_zeros():
+    """Its tangent is torch's gradient, which is 0, in place, too; other derivatives are torch's in every nesting."""
+    y, x = torch.cartesian_prod(*[torch.tensor([0.0, -0.0, 1.0, -2.0])] * 2).unbind(-1)
+    expected = [grad(lambda *a: torch.atan2(*a).sum(), argnums=i)(y, x) for i in (0, 1)]
+    point = torch.tensor([0.7, -1.2], dtype=torch.float64)
+    f = lambda p: torch.atan2(p[0], p[1])  # noqa: E731
+    second = hessian(f)(point)
+    with fullgrad.completing():
+        for of in (torch.atan2, lambda y, x: y.clone().atan2_(x)):
+            for i, t in enumerate(((torch.ones_like(y), torch.zeros_like(x)), (torch.zeros_like(y), torch.ones_like(x)))):
+                torch.testing.assert_close(jvp(of, (y, x), t)[1], expected[i])
+                torch.testing.assert_close(grad(lambda *a, of=of: of(*a).sum(), argnums=i)(y, x), expected[i])
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.atan2(torch.autograd.forward_ad.make_dual(y, torch.ones_like(y)), x)
+            torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, expected[0])
+        for a, b in itertools.product((jacfwd, jacrev), repeat=2):
+            torch.testing.assert_close(a(b(f))(point), second)
+            torch.testing.assert_close(vmap(a(b(f)))(point[None]), second[None])
+
+
+def test_complex_numbers_by_size_and_angle():
+    """Their gradient by a size of 0 or below is that of the product with a cosine, where torch's is 0, or has the other sign."""
+    size, angle = torch.cartesian_prod(torch.tensor([-1.5, -0.0, 0.0, 2.0]), torch.tensor([-2.0, 0.0, 0.5])).unbind(-1)
+    expected = angle.cos(), -size * angle.sin()
+    with fullgrad.completing():
+        leaves = [v.clone().requires_grad_() for v in (size, angle)]
+        y = torch.polar(*leaves)
+        eager = torch.autograd.grad(y.real.sum(), leaves)
+        under = grad(lambda *a: torch.polar(*a).real.sum(), argnums=(0, 1))(size, angle)
+    assert torch.equal(y, torch.polar(size, angle))
+    for found in (eager, under):
+        torch.testing.assert_close(found, expected)
+
+
+PLACES = list(itertools.product([1.5, 0.0, -2.0, math.inf, -math.inf, math.nan], repeat=3))
+
+
+def of_other_factors(x):
+    """The derivatives of running products: NaN by one of two factors that are not finite."""
+    slopes = torch.zeros(len(x), len(x))
+    for k, i in itertools.product(range(len(x)), repeat=2):
+        if i <= k:
+            slopes[k, i] = math.prod(x[:i] + x[i + 1 : k + 1])
+            if not math.isfinite(x[i]) and sum(not math.isfinite(v) for v in x[: k + 1]) > 1:
+                slopes[k, i] = math.nan
+    return slopes
+
+
+@pytest.mark.parametrize("of", [jacfwd, jacrev])
+def test_running_products_with_infinities(of):
+    """Each product has the derivatives by its factors, before and behind an infinity or NaN, and 0 by others."""
+    x, expected = torch.tensor(PLACES), torch.stack([of_other_factors(list(x)) for x in PLACES])
+    with fullgrad.completing():
+        alone = torch.stack([of(lambda x: x.cumprod(0))(v) for v in x])
+        batch = vmap(of(lambda x: x.cumprod(0)))(x)
+    for found in (alone, batch):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_blocks_of_attention_with_a_mask_of_one_dimension():
+    """Groups of heads that share keys have it, of more queries than one block, too, where torch's kernel takes no such mask."""
+    q, k, mask = torch.ones(1, 2, 1030, 2), torch.ones(1, 1, 1030, 2), torch.ones(2, 1030)
+    f = lambda mask: F.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True)  # noqa: E731
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(f)(mask), torch.ones(2, *q.shape))

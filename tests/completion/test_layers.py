@@ -211,22 +211,44 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_with_a_tangent_in_a_batch(name):
+def test_numbers_with_a_derivative_in_a_batch(name):
     """They are refused in either order of the transforms, as by torch, also where all samples share them; constants are not."""
     x, w = given(3, 4), torch.full((2,), 0.5)
     f = lambda w: NUMBERS[name](x, w).sum()  # noqa: E731
     with fullgrad.completing():
         torch.testing.assert_close(vmap(f)(w), torch.stack([f(v) for v in w]))
-        with pytest.raises(RuntimeError, match="a tensor with a tangent became a number"):
+        with pytest.raises(RuntimeError, match="became a number"):
             vmap(lambda w: jvp(f, (w,), (w,))[1])(w)
-        with pytest.raises(RuntimeError, match="a tensor with a tangent became a number"):
+        with pytest.raises(RuntimeError, match="became a number"):
             jvp(vmap(f), (w,), (w,))
         found = vmap(lambda x, w: jvp(lambda x: NUMBERS[name](x, w).sum(), (x,), (x,))[1])(torch.stack([x, x]), w)
         expected = jvp(lambda x: NUMBERS[name](x, w[0]).sum(), (x,), (x,))[1]
         torch.testing.assert_close(found, expected.expand(2))
         torch.testing.assert_close(jvp(lambda v: vmap(lambda x: x * v.item())(x), (w[0],), (w[0],))[0], x / 2)
         condition = lambda w: w * 2 if w else w  # noqa: E731
+        for of in (grad, jacrev):
+            torch.testing.assert_close(vmap(of(condition))(w), torch.full_like(w, 2))
         torch.testing.assert_close(vmap(lambda w: jvp(condition, (w,), (w,))[1])(w), 2 * w)
+
+
+OF_ONE = {
+    "item": lambda w: w * w.item(),
+    "float": lambda w: w * float(w * 2),
+    "list": lambda w: torch.tensor([w, 1.0]).sum() * w,
+    "as_tensor": lambda w: torch.as_tensor([w, w]).sum() * w,
+    "window": lambda w: torch.signal.windows.general_hamming(5, alpha=w).sum() * w,
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_numbers_with_a_gradient_in_a_batch(name):
+    """They are refused in either order of the transforms, as by torch; those of a batch that is not differentiated are not."""
+    f, w = OF_ONE[name], torch.full((2,), 0.5)
+    with fullgrad.completing():
+        torch.testing.assert_close(vmap(f)(w), torch.stack([f(v) for v in w]))
+        for of in (vmap(grad(f)), grad(lambda w: vmap(f)(w).sum()), vmap(lambda w: jvp(f, (w,), (w,))[1]), vmap(jacrev(f))):
+            with pytest.raises(RuntimeError, match="became a number"):
+                of(w)
 
 
 def test_numbers_and_splits_of_a_batch():

@@ -186,6 +186,7 @@ NAMES = [
     "ldexp",
     "linalg.det",
     "linalg.eigvals",
+    "polar",
 ]
 
 

@@ -380,6 +380,10 @@ def _fill() -> None:
             x(3, low=0.1, high=0.9),
             torch.tensor([2, 3, 4]),
         )
+    # Numbers, which have no dimension.
+    _own("roll", lambda s: s.roll(1), x())
+    _own("flip", lambda s: s.flip(0), x())
+    _own("squeeze", lambda s: s.squeeze(-1), x())
 
 
 def _fake_quantization() -> None:

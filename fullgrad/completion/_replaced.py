@@ -126,6 +126,25 @@ def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
     return False
 
 
+@replaces("roll")
+def _roll(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
+    """torch rolls numbers, which are their samples, across the batch."""
+    if x.ndim or dims or len(shifts) != 1:
+        return NotImplemented  # torch has the words
+    return x.clone()
+
+
+@replaces("flip")
+def _flip(x: Tensor, dims: Any) -> Any:
+    """torch counts the dimension that a number is taken to have from that of the samples."""
+    return NotImplemented if x.ndim else x.reshape(1).flip(dims).reshape(())
+
+
+@replaces("squeeze.dim")
+def _squeeze(x: Tensor, dim: int) -> Any:
+    return x.squeeze(0) if not x.ndim and dim == -1 else NotImplemented
+
+
 @replaces("index_put")
 def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Any:
     """Numbers that are the same wherever a mask is True are written to as many places as it selects in each sample."""

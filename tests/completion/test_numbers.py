@@ -1,0 +1,88 @@
+"""Samples that are numbers: with the dimension of the batch torch's rules take them for rows."""
+
+import pytest
+import torch
+from torch.func import grad, jacfwd, vmap
+
+import fullgrad
+from tests.completion.test_completing import seeded
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch is too old for it"),
+]
+FIRST = torch.tensor(0)
+
+
+def tensors_of(y):
+    return [y] if isinstance(y, torch.Tensor) else [v for v in y if isinstance(v, torch.Tensor)]
+
+
+def compared(f, *inputs):
+    """The value and the derivatives of a batch are those of its samples."""
+    places = tuple([i for i, v in enumerate(inputs) if v.is_floating_point()])
+    scalar = lambda *xs: sum(v.sin().sum() for v in tensors_of(f(*xs)) if v.is_floating_point())  # noqa: E731
+    values, gradient = (lambda *xs: tuple(tensors_of(f(*xs)))), grad(scalar, places)
+    samples = list(zip(*[v.unbind() for v in inputs], strict=True))
+    for of_sample, of_batch in ((values, values), (gradient, gradient), (gradient, jacfwd(scalar, places))):
+        right = [torch.stack(v) for v in zip(*[of_sample(*s) for s in samples], strict=True)]
+        with fullgrad.completing():
+            found = vmap(of_batch)(*inputs)
+        for a, b in zip(found, right, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+OF_DIMS = {
+    "roll": lambda x: x.roll(1),
+    "roll, many": lambda x: x.roll(-7),
+    "flip": lambda x: x.flip(0),
+    "flip of none": lambda x: x.flip(()),
+    "flip from behind": lambda x: x.flip(-1),
+    "fliplr": lambda x: torch.atleast_2d(x).fliplr(),
+    "squeeze": lambda x: x.squeeze(-1),
+    "squeeze_copy": lambda x: torch.squeeze_copy(x, -1),
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "sum": lambda x: x.sum(-1),
+    "sort": lambda x: x.sort(-1),
+    "topk": lambda x: x.topk(1, -1),
+    "median": lambda x: x.median(-1),
+    "kthvalue": lambda x: x.kthvalue(1, -1),
+    "cumsum": lambda x: x.cumsum(-1),
+    "cumprod": lambda x: x.cumprod(-1),
+    "cummax": lambda x: x.cummax(-1),
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "norm": lambda x: torch.linalg.vector_norm(x, 3, -1),
+    "movedim": lambda x: x.movedim(-1, 0),
+    "transpose": lambda x: x.transpose(0, -1),
+    "unfold": lambda x: x.unfold(-1, 1, 1),
+    "flatten": lambda x: x.flatten(),
+    "gather": lambda x: x.gather(-1, FIRST),
+    "index_select": lambda x: x.index_select(-1, FIRST),
+    "scatter": lambda x: x.scatter(-1, FIRST, x.sin()),
+    "index_add": lambda x: x.index_add(-1, FIRST, x.sin()),
+    "index_fill": lambda x: x.index_fill(-1, FIRST, 0.5) + x,
+    "take": lambda x: x.take(FIRST),
+}
+
+
+@pytest.mark.parametrize("name", OF_DIMS)
+def test_dimensions_of_a_number(name):
+    compared(OF_DIMS[name], seeded(3))
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (lambda x: x.roll(1, 0), "tensor has no dimensions|Dimension out of range"),
+        (lambda x: x.roll((1, 1)), "must align"),
+        (lambda x: x.flip(1), "Dimension out of range"),
+        (lambda x: x.flip((0, 0)), "multiple times"),
+        (lambda x: x.squeeze(1), "out of range"),
+    ],
+)
+def test_dimensions_that_a_number_does_not_have(f, words):
+    for x in (torch.tensor(1.0), torch.ones(3)):
+        with fullgrad.completing(), pytest.raises((RuntimeError, IndexError), match=words):
+            f(x) if not x.ndim else vmap(f)(x)

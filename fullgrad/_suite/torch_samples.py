@@ -380,10 +380,13 @@ def _fill() -> None:
             x(3, low=0.1, high=0.9),
             torch.tensor([2, 3, 4]),
         )
-    # Numbers, which have no dimension.
+    # Numbers, which have no dimension, and an index of one place.
     _own("roll", lambda s: s.roll(1), x())
     _own("flip", lambda s: s.flip(0), x())
     _own("squeeze", lambda s: s.squeeze(-1), x())
+    place = torch.tensor(1)
+    _own("index_select", lambda s: s.index_select(0, place), x(3, 2))
+    _own("index_add", lambda s, v: s.index_add(0, place, v), x(3, 2), x(1, 2))
 
 
 def _fake_quantization() -> None:

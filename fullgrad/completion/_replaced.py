@@ -126,6 +126,19 @@ def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
     return False
 
 
+def _replaces_an_index(name: str) -> None:
+    op = getattr(torch.ops.aten, name).default
+
+    @replaces(name)
+    def with_a_row(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """torch's rule for a batch takes an index that is a number for one of the whole dimension."""
+        return NotImplemented if index.ndim else op(x, dim, index.reshape(1), *args, **kwargs)
+
+
+for _name in ("index_select", "index_add", "index_add_", "index_copy"):
+    _replaces_an_index(_name)
+
+
 @replaces("roll")
 def _roll(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
     """torch rolls numbers, which are their samples, across the batch."""

@@ -86,3 +86,29 @@ def test_dimensions_that_a_number_does_not_have(f, words):
     for x in (torch.tensor(1.0), torch.ones(3)):
         with fullgrad.completing(), pytest.raises((RuntimeError, IndexError), match=words):
             f(x) if not x.ndim else vmap(f)(x)
+
+
+AT = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_select of columns": lambda x, i: x.index_select(-1, i),
+    "index_add": lambda x, i: x.index_add(0, i, x[:1].cos(), alpha=2),
+    "index_add_": lambda x, i: x.clone().index_add_(0, i, x[:1].cos()),
+    "index_add of a number": lambda x, i: x[:, 0].index_add(0, i, x[0, :1]),
+    "index_copy of a number": lambda x, i: x[:, 0].index_copy(0, i.reshape(1), x[0, 1].cos()),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[:1].cos()),
+    "index_copy_": lambda x, i: x.clone().index_copy_(0, i, x[:1].cos()),
+    "index_fill": lambda x, i: x.index_fill(0, i, 0.5),
+    "index_reduce": lambda x, i: x.index_reduce(0, i, x[:1].cos(), "prod"),
+    "take": lambda x, i: x.take(i),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+}
+
+
+@pytest.mark.parametrize("name", AT)
+@pytest.mark.parametrize("of_sample", [True, False], ids=["an index of each sample", "one index"])
+def test_an_index_that_is_a_number(name, of_sample):
+    f, x = AT[name], torch.stack([seeded(2, 2), seeded(2, 2).cos(), seeded(2, 2).sin()])
+    if of_sample:
+        compared(f, x, torch.tensor([1, 0, 1]))
+    else:
+        compared(lambda x: f(x, torch.tensor(1)), x)

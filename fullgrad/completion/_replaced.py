@@ -1,5 +1,6 @@
 """Operators under a transform by other calls of torch with the same values, which `vmap` and nested forward mode support."""
 
+import functools
 from typing import Any
 
 import torch
@@ -283,6 +284,15 @@ def _dual(x: Tensor, tangent: Tensor, level: int) -> Any:
     if not x.is_conj() and not x.is_neg():
         return NotImplemented
     return torch.ops.aten._make_dual(x.resolve_conj().resolve_neg(), tangent, level)
+
+
+@replaces("addr")
+def _addr(x: Tensor, first: Tensor, second: Tensor, **factors: Any) -> Any:
+    """torch's rule adds a product, in which the dtype of a number does not count; else the number is broadcast before."""
+    if x.ndim or first.ndim != 1 or second.ndim != 1 or x.dtype == first.dtype == second.dtype:
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, (x.dtype, first.dtype, second.dtype))
+    return torch.addr(x.to(dtype), first.to(dtype), second.to(dtype), **factors)
 
 
 @replaces("linalg_lu_solve")

@@ -1,5 +1,7 @@
 """Samples that are numbers: with the dimension of the batch torch's rules take them for rows."""
 
+import itertools
+
 import pytest
 import torch
 from torch.func import grad, jacfwd, vmap
@@ -112,3 +114,43 @@ def test_an_index_that_is_a_number(name, of_sample):
         compared(f, x, torch.tensor([1, 0, 1]))
     else:
         compared(lambda x: f(x, torch.tensor(1)), x)
+
+
+KINDS = (torch.float16, torch.float32, torch.complex64, torch.int32, torch.int64)
+OF_DTYPES = {  # functions of three tensors
+    "where": lambda x, y, z: torch.where(x.real > 0.5, y, z),
+    "where, a number": lambda x, y, z: torch.where(x.real > 0.5, y, 1.5),
+    "addcmul": lambda x, y, z: torch.addcmul(x, y, z, value=2),
+    "addcdiv": torch.addcdiv,
+    "clamp": torch.clamp,
+    "clamp, one bound": lambda x, y, z: torch.clamp(x, max=y) * z,
+    "lerp": torch.lerp,
+    "addr": lambda x, y, z: torch.addr(x, y, z) if y.ndim else torch.add(x, y),
+    "bitwise_and_": lambda x, y, z: x.clone().bitwise_and_(y) | z,
+    "bitwise_or_": lambda x, y, z: x.clone().bitwise_or_(y) | z,
+    "bitwise_xor_": lambda x, y, z: x.clone().bitwise_xor_(y) | z,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OF_DTYPES)
+def test_dtypes_of_numbers_and_rows(name):
+    """A number of each sample widens none of a row."""
+    f, count = OF_DTYPES[name], 0
+    for dtypes in itertools.product(KINDS, repeat=3):
+        for ranks in itertools.product((0, 1), repeat=3):
+            batches = [(True, False, False), (False, True, False), (False, False, True), (True, True, True)]
+            for batched in batches[count % 2 :: 2]:
+                count += 1
+                xs = [torch.tensor([[1.0, 6.0], [3.0, 4.0]]).to(d) + k for k, d in enumerate(dtypes)]
+                xs = [x.to(d)[:, : r or None] if r else x.to(d)[:, 0] for x, d, r in zip(xs, dtypes, ranks, strict=True)]
+                xs = [x if is_batched else x[0] for x, is_batched in zip(xs, batched, strict=True)]
+                try:
+                    samples = [[x[i] if b else x for x, b in zip(xs, batched, strict=True)] for i in range(2)]
+                    right = torch.stack([f(*s) for s in samples])
+                except Exception:
+                    continue  # torch refuses these dtypes
+                with fullgrad.completing():
+                    found = vmap(f, in_dims=tuple(0 if b else None for b in batched))(*xs)
+                assert found.dtype == right.dtype, (dtypes, ranks, batched)
+                torch.testing.assert_close(found, right)

@@ -387,6 +387,9 @@ def _fill() -> None:
     place = torch.tensor(1)
     _own("index_select", lambda s: s.index_select(0, place), x(3, 2))
     _own("index_add", lambda s, v: s.index_add(0, place, v), x(3, 2), x(1, 2))
+    # An input that is ignored.
+    lost = torch.full((2, 1), math.nan, dtype=torch.float64)
+    _own("addmm", lambda s, v: torch.addmm(lost, s, v, beta=0), x(2, 3), x(3, 2))
 
 
 def _fake_quantization() -> None:

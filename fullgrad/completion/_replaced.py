@@ -286,6 +286,25 @@ def _dual(x: Tensor, tangent: Tensor, level: int) -> Any:
     return torch.ops.aten._make_dual(x.resolve_conj().resolve_neg(), tangent, level)
 
 
+def _replaces_factors(name: str) -> None:
+    op = getattr(torch.ops.aten, name).default
+
+    @replaces(name)
+    def with_factors(x: Tensor, first: Tensor, second: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        """In a batch torch multiplies by both: 0 times what is no number is none, and integers have products with fractions."""
+        if not (x.is_floating_point() or x.is_complex()):
+            has_fractions = isinstance(beta, float) or isinstance(alpha, float)
+            return op(x, first, second, beta=int(beta), alpha=int(alpha)) if has_fractions else NotImplemented
+        if beta != 0 or "Vmap" not in active_transforms():
+            return NotImplemented
+        zeros = x.masked_fill(torch.tensor(True, device=x.device), 0)  # the input stays one of the result's, whose slope is 0
+        return op(zeros, first, second, alpha=alpha)
+
+
+for _name in ("addmm", "addmv", "addbmm", "baddbmm"):
+    _replaces_factors(_name)
+
+
 @replaces("addr")
 def _addr(x: Tensor, first: Tensor, second: Tensor, **factors: Any) -> Any:
     """torch's rule adds a product, in which the dtype of a number does not count; else the number is broadcast before."""

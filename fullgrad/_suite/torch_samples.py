@@ -390,6 +390,8 @@ def _fill() -> None:
     # An input that is ignored.
     lost = torch.full((2, 1), math.nan, dtype=torch.float64)
     _own("addmm", lambda s, v: torch.addmm(lost, s, v, beta=0), x(2, 3), x(3, 2))
+    _own("vander", torch.vander, x(3))
+    _own("vander", lambda s: torch.vander(s, 4, True), x(3))
 
 
 def _fake_quantization() -> None:

@@ -4,11 +4,12 @@ Factors are numbers from 1/2 to 1 times powers of two, which are constants, so t
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullgrad.completion._registry import accumulated, completes
+from fullgrad.completion._registry import Whole, accumulated, completes
 
 _WRONG_AT_0 = "higher derivatives are wrong where factors are 0"
 _STEPS = 5  # the product of 2**5 numbers from 1/2 to 1, and its square, are no subnormal numbers
@@ -110,3 +111,12 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
             y, more = _normalized(y)
             exponent = exponent + more
     return times_power(y, exponent).to(own.dtype).movedim(-1, dim)
+
+
+@completes("vander", "the gradient of a batch raises, and any in eager code", is_missing=lambda args: True)
+def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:  # torch's name
+    """Columns of powers by torch's products, which it writes into ones, as a batch may not."""
+    count = x.shape[0] if N is None else N
+    powers = x.unsqueeze(-1).expand(-1, max(count - 1, 0)).cumprod(-1)
+    powers = torch.cat([torch.ones_like(x).unsqueeze(-1), powers], -1)[:, :count]
+    return Whole(powers if increasing else powers.flip(-1))

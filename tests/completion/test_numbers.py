@@ -154,3 +154,20 @@ def test_dtypes_of_numbers_and_rows(name):
                     found = vmap(f, in_dims=tuple(0 if b else None for b in batched))(*xs)
                 assert found.dtype == right.dtype, (dtypes, ranks, batched)
                 torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("options", [(), (5,), (4, True), (1,), (0,)])
+def test_powers_of_each_sample(options):
+    """torch.vander: torch's values, and its gradients, which it lacks in a batch and in eager code."""
+    x = torch.stack([seeded(3), seeded(3).cos()])
+    f = lambda x: torch.vander(x, *options).sin().sum()  # noqa: E731
+    count, increasing = (*options, 3)[0], options[1:] == (True,)
+    powers = lambda x: torch.stack([x**k for k in (range(count) if increasing else reversed(range(count)))] or [0 * x])  # noqa: E731
+    right = torch.stack([grad(lambda x: powers(x).sin().sum())(v) for v in x])
+    values = torch.stack([torch.vander(v, *options) for v in x])
+    with fullgrad.completing():
+        assert torch.equal(vmap(lambda x: torch.vander(x, *options))(x), values)
+        torch.testing.assert_close(vmap(grad(f))(x), right)
+        torch.testing.assert_close(vmap(jacfwd(f))(x), right)
+        own = x.clone().requires_grad_()
+        torch.testing.assert_close(torch.autograd.grad(sum(f(v) for v in own.unbind()), own)[0], right)

@@ -387,9 +387,10 @@ def _fill() -> None:
     place = torch.tensor(1)
     _own("index_select", lambda s: s.index_select(0, place), x(3, 2))
     _own("index_add", lambda s, v: s.index_add(0, place, v), x(3, 2), x(1, 2))
-    # An input that is ignored.
+    # An input that is ignored, complex signs, and powers.
     lost = torch.full((2, 1), math.nan, dtype=torch.float64)
     _own("addmm", lambda s, v: torch.addmm(lost, s, v, beta=0), x(2, 3), x(3, 2))
+    _own("sgn", lambda s: torch.complex(s, s * s).sgn().real, x(2))
     _own("vander", torch.vander, x(3))
     _own("vander", lambda s: torch.vander(s, 4, True), x(3))
 

@@ -159,6 +159,11 @@ def _squeeze(x: Tensor, dim: int) -> Any:
     return x.squeeze(0) if not x.ndim and dim == -1 else NotImplemented
 
 
+@replaces("squeeze_copy.dim")
+def _squeeze_copy(x: Tensor, dim: int) -> Any:
+    return torch.squeeze_copy(x, 0) if not x.ndim and dim == -1 else NotImplemented
+
+
 @replaces("index_put")
 def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Any:
     """Numbers that are the same wherever a mask is True are written to as many places as it selects in each sample."""

@@ -380,6 +380,19 @@ def _fill() -> None:
             x(3, low=0.1, high=0.9),
             torch.tensor([2, 3, 4]),
         )
+    # Numbers, which have no dimension, and an index of one place.
+    _own("roll", lambda s: s.roll(1), x())
+    _own("flip", lambda s: s.flip(0), x())
+    _own("squeeze", lambda s: s.squeeze(-1), x())
+    place = torch.tensor(1)
+    _own("index_select", lambda s: s.index_select(0, place), x(3, 2))
+    _own("index_add", lambda s, v: s.index_add(0, place, v), x(3, 2), x(1, 2))
+    # An input that is ignored, complex signs, and powers.
+    lost = torch.full((2, 1), math.nan, dtype=torch.float64)
+    _own("addmm", lambda s, v: torch.addmm(lost, s, v, beta=0), x(2, 3), x(3, 2))
+    _own("sgn", lambda s: torch.complex(s, s * s).sgn().real, x(2))
+    _own("vander", torch.vander, x(3))
+    _own("vander", lambda s: torch.vander(s, 4, True), x(3))
 
 
 def _fake_quantization() -> None:

@@ -1,10 +1,13 @@
-"""Operators that `vmap` alone lacks: numbers that are the same for all samples, copies of rows, and values of samples."""
+"""Operators that `vmap` alone lacks: numbers that are the same for all samples, copies of rows, values and dtypes of samples."""
+
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullgrad._dispatch import active_transforms, get_unwrapped, innermost, is_wrapped
-from fullgrad.completion._registry import NO_VMAP, completes
+from fullgrad.completion._registry import NO_VMAP, completes, prepares
 
 LOST_NUMBER = (
     "vmap: a tensor that is differentiated became a number, which has no derivative: by `item()` or `float(x)`, in a list of"
@@ -59,3 +62,50 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
         return _index_fill(x.reshape(1), 0, index, value).reshape(())
     is_filled = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device).index_fill(0, index, True)
     return torch.where(is_filled.reshape(-1, *[1] * (x.ndim - 1 - dim % x.ndim)), value.to(x.dtype), x)
+
+
+# --- Dtypes: a number of each sample widens none of a row, for which torch takes it, with the dimension of the samples ----------
+
+
+def _cast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in the dtype that a sample's result has."""
+    if all(v.dtype == tensors[0].dtype for v in tensors):
+        return tensors
+    numbers, rows = [v for v in tensors if not v.ndim], [v for v in tensors if v.ndim]
+    ends = [v[0].to(functools.reduce(torch.promote_types, [w.dtype for w in v])) for v in (numbers, rows) if v]
+    dtype = torch.result_type(ends[0], ends[-1])
+    return tuple([v.to(dtype) for v in tensors])
+
+
+@prepares("where.self")
+def _where(condition: Tensor, x: Tensor, other: Tensor) -> Any:
+    if x.dtype == other.dtype:
+        return condition, x, other
+    dtype = torch.result_type(x, other)  # which knows a number of Python, of which torch has made a tensor
+    return condition, x.to(dtype), other.to(dtype)
+
+
+@prepares("addcmul")
+@prepares("addcdiv")
+def _of_three(x: Tensor, first: Tensor, second: Tensor, **_: Any) -> Any:
+    return _cast(x, first, second)
+
+
+@prepares("clamp.Tensor")
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Any:
+    own = iter(_cast(*[v for v in (x, min, max) if v is not None]))
+    return [v if v is None else next(own) for v in (x, min, max)]
+
+
+@prepares("lerp.Tensor")
+def _lerp(x: Tensor, end: Tensor, weight: Tensor) -> Any:
+    """torch refuses a weight of another dtype, unless it is a number."""
+    return (x, end, weight) if weight.ndim or x.dtype != end.dtype else _cast(x, end, weight)
+
+
+@prepares("bitwise_and_.Tensor")
+@prepares("bitwise_or_.Tensor")
+@prepares("bitwise_xor_.Tensor")
+def _bits(x: Tensor, other: Tensor) -> Any:
+    """torch writes to a copy in the wider dtype, which nobody sees; the bits of a narrower one are the same."""
+    return x, other.to(x.dtype) if torch.can_cast(other.dtype, x.dtype) else other

@@ -12,12 +12,14 @@ from fullgrad.completion._registry import (
     NO_FORWARD,
     NO_FORWARD_OF_BACKWARD,
     NO_SECOND,
+    NO_THIRD,
     WRONG_GRADIENT,
     Slopes,
     accumulated,
     completes,
     completes_backward,
     completes_by_slopes,
+    unit_of,
     without_slope,
 )
 
@@ -188,3 +190,16 @@ def _mvlgamma(x: Tensor, p: int) -> Tensor:
     own = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     steps = torch.arange(p, dtype=own.dtype, device=x.device) / 2
     return torch.lgamma(own.unsqueeze(-1) - steps).sum(-1) + p * (p - 1) / 4 * math.log(math.pi)
+
+
+@completes("sgn", NO_THIRD, has_first=True)
+def _sgn(x: Tensor) -> Any:
+    """The number divided by its size; 0 has the slope 0, as in torch."""
+    if not x.is_complex():
+        return NotImplemented
+    own = x.to(torch.complex64) if x.dtype == torch.complex32 else x
+    is_0 = own.detach() == 0
+    own = torch.where(is_0, 1, own)
+    own = own / unit_of(own.detach().abs())
+    y = own / (own.real * own.real + own.imag * own.imag).sqrt()
+    return torch.where(is_0, 0, y).to(x.dtype)

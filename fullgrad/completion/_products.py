@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import below_transforms, can_read_numbers, has_data, innermost, is_tracing
-from fullgrad.completion._registry import accumulated, completes, valued
+from fullgrad.completion._registry import Whole, accumulated, completes, valued
 
 _WRONG_AT_0 = "higher derivatives are wrong where factors are 0"
 _STEPS = 5  # the product of 2**5 numbers from 1/2 to 1, and its square, are no subnormal numbers
@@ -154,3 +154,12 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
     y = accumulated(own).movedim(dim, -1)
     y = _running_product(y) if _is_all_finite(y) else _running_product_with_infinities(y)
     return y.to(own.dtype).movedim(-1, dim)
+
+
+@completes("vander", "the gradient of a batch raises, and any in eager code", is_missing=lambda args: True)
+def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:  # torch's name
+    """Columns of powers by torch's products, which it writes into ones, as a batch may not."""
+    count = x.shape[0] if N is None else N
+    powers = x.unsqueeze(-1).expand(-1, max(count - 1, 0)).cumprod(-1)
+    powers = torch.cat([torch.ones_like(x).unsqueeze(-1), powers], -1)[:, :count]
+    return Whole(powers if increasing else powers.flip(-1))

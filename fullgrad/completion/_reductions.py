@@ -32,15 +32,26 @@ def _extreme(x: Tensor, chosen: Tensor, initial: Tensor, dim: int, function: Any
     return valued(torch.where(is_one, x / is_one.sum(dim, keepdim=True).clamp(min=1), 0).sum(dim), value)
 
 
+def _ends(dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the largest number: integers next to an infinite one would be rounded."""
+    if dtype == torch.bool:
+        return False, True
+    if dtype.is_floating_point or dtype.is_complex:
+        return -math.inf, math.inf
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
 def _combined(own: Tensor, source: Tensor, chosen: Tensor, reduce: str, include_self: bool) -> Tensor:
     """The reduction of ``source[..., chosen[i]]`` with ``own[..., i]``; of nothing it is the latter."""
     own, source = accumulated(own), accumulated(source)
     counts, every = chosen.sum(-1), source.unsqueeze(-2)
     kept = torch.ones_like(counts, dtype=torch.bool).unsqueeze(-1) if include_self else counts.unsqueeze(-1) == 0
     if reduce == "mean":
-        total = torch.where(chosen, every, 0).sum(-1) + torch.where(kept.squeeze(-1), own, 0)
-        return total / (counts + kept.squeeze(-1)).to(own.dtype)
-    neutral, function = {"prod": (1, torch.prod), "amax": (-torch.inf, torch.amax), "amin": (torch.inf, torch.amin)}[reduce]
+        total = torch.where(chosen, every, 0).sum(-1, dtype=own.dtype) + torch.where(kept.squeeze(-1), own, 0)
+        count = (counts + kept.squeeze(-1)).to(own.dtype)
+        return total / count if own.is_floating_point() or own.is_complex() else total.div(count, rounding_mode="floor")
+    least, most = _ends(own.dtype)
+    neutral, function = {"prod": (1, torch.prod), "amax": (least, torch.amax), "amin": (most, torch.amin)}[reduce]
     parts = torch.cat([torch.where(chosen, every, neutral), torch.where(kept, own.unsqueeze(-1), neutral)], -1)
     return function(parts, -1)
 

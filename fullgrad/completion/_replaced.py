@@ -1,5 +1,6 @@
 """Operators under a transform by other calls of torch with the same values, which `vmap` and nested forward mode support."""
 
+import functools
 from typing import Any
 
 import torch
@@ -122,6 +123,43 @@ def _item(x: Tensor) -> Any:
 def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
     """Encoders in evaluation put rows without padding into a nested tensor, which transforms do not take."""
     return False
+
+
+def _replaces_an_index(name: str) -> None:
+    op = getattr(torch.ops.aten, name).default
+
+    @replaces(name)
+    def with_a_row(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """torch's rule for a batch takes an index that is a number for one of the whole dimension."""
+        return NotImplemented if index.ndim else op(x, dim, index.reshape(1), *args, **kwargs)
+
+
+for _name in ("index_select", "index_add", "index_add_", "index_copy"):
+    _replaces_an_index(_name)
+
+
+@replaces("roll")
+def _roll(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
+    """torch rolls numbers, which are their samples, across the batch."""
+    if x.ndim or dims or len(shifts) != 1:
+        return NotImplemented  # torch has the words
+    return x.clone()
+
+
+@replaces("flip")
+def _flip(x: Tensor, dims: Any) -> Any:
+    """torch counts the dimension that a number is taken to have from that of the samples."""
+    return NotImplemented if x.ndim else x.reshape(1).flip(dims).reshape(())
+
+
+@replaces("squeeze.dim")
+def _squeeze(x: Tensor, dim: int) -> Any:
+    return x.squeeze(0) if not x.ndim and dim == -1 else NotImplemented
+
+
+@replaces("squeeze_copy.dim")
+def _squeeze_copy(x: Tensor, dim: int) -> Any:
+    return torch.squeeze_copy(x, 0) if not x.ndim and dim == -1 else NotImplemented
 
 
 @replaces("index_put")
@@ -249,6 +287,34 @@ def _dual(x: Tensor, tangent: Tensor, level: int) -> Any:
     if not x.is_conj() and not x.is_neg():
         return NotImplemented
     return torch.ops.aten._make_dual(x.resolve_conj().resolve_neg(), tangent, level)
+
+
+def _replaces_factors(name: str) -> None:
+    op = getattr(torch.ops.aten, name).default
+
+    @replaces(name)
+    def with_factors(x: Tensor, first: Tensor, second: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        """In a batch torch multiplies by both: 0 times what is no number is none, and integers have products with fractions."""
+        if not (x.is_floating_point() or x.is_complex()):
+            has_fractions = isinstance(beta, float) or isinstance(alpha, float)
+            return op(x, first, second, beta=int(beta), alpha=int(alpha)) if has_fractions else NotImplemented
+        if beta != 0 or "Vmap" not in active_transforms():
+            return NotImplemented
+        zeros = x.masked_fill(torch.tensor(True, device=x.device), 0)  # the input stays one of the result's, whose slope is 0
+        return op(zeros, first, second, alpha=alpha)
+
+
+for _name in ("addmm", "addmv", "addbmm", "baddbmm"):
+    _replaces_factors(_name)
+
+
+@replaces("addr")
+def _addr(x: Tensor, first: Tensor, second: Tensor, **factors: Any) -> Any:
+    """torch's rule adds a product, in which the dtype of a number does not count; else the number is broadcast before."""
+    if x.ndim or first.ndim != 1 or second.ndim != 1 or x.dtype == first.dtype == second.dtype:
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, (x.dtype, first.dtype, second.dtype))
+    return torch.addr(x.to(dtype), first.to(dtype), second.to(dtype), **factors)
 
 
 @replaces("linalg_lu_solve")

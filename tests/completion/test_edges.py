@@ -113,6 +113,27 @@ def test_infinite_positions_have_no_largest_difference():
     torch.testing.assert_close(found[1, 1:], expected[1, 1:])
 
 
+MOST = 2**24 + 1  # no number of float32
+
+
+@pytest.mark.parametrize("reduce", ["mean", "prod", "amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool])
+def test_reductions_of_integers_at_indices(reduce, dtype):
+    """They have no derivative, and the numbers of torch to the last digit: a mean is rounded down, and a sum wraps around."""
+    index, source = torch.tensor([0, 0, 1]), torch.tensor([[2, -5, 9], [MOST, -9, 3]]).to(dtype)
+    for numbers, include_self in itertools.product(([-7, 5], [MOST, -MOST]), (True, False)):
+        x = torch.tensor([numbers, numbers[::-1]]).to(dtype)
+        f = lambda x, v, s=include_self: x.index_reduce(0, index, v, reduce, include_self=s)  # noqa: E731
+        try:
+            right = torch.stack([f(*v) for v in zip(x, source, strict=True)])
+        except RuntimeError:
+            continue  # torch has no such kernel
+        with fullgrad.completing():
+            found = vmap(f)(x, source)
+        assert torch.equal(found, right)
+        assert found.dtype == dtype
+
+
 @pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("include_self", [True, False])
 def test_reductions_of_nothing(reduce, include_self):

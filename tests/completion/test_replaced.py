@@ -1,5 +1,6 @@
 """Calls inside `completing` that are made in other words: the same numbers, and no error."""
 
+import itertools
 import math
 
 import pytest
@@ -689,3 +690,48 @@ def test_directions_of_images_with_channels_last(name):
 
     with fullgrad.completing():
         torch.testing.assert_close(along(x.to(memory_format=LAST[x.ndim])), along(x))
+
+
+SUMS = {
+    "addmm": ((2, 2), (2, 3), (3, 2)),
+    "addmv": ((2,), (2, 3), (3,)),
+    "addr": ((2, 2), (2,), (2,)),
+    "addbmm": ((2, 2), (4, 2, 3), (4, 3, 2)),
+    "baddbmm": ((4, 2, 2), (4, 2, 3), (4, 3, 2)),
+}
+
+
+def batches_of(f, *inputs):
+    """Each choice of inputs that are batched, with the results of the samples."""
+    for of_samples in itertools.product((True, False), repeat=len(inputs)):
+        if any(of_samples):
+            own = [x if batched else x[0] for x, batched in zip(inputs, of_samples, strict=True)]
+            samples = [[x[i] if b else x for x, b in zip(own, of_samples, strict=True)] for i in range(len(inputs[0]))]
+            yield [0 if b else None for b in of_samples], own, [f(*s) for s in samples]
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_ignore_an_input(name):
+    """With ``beta=0`` what is no number has no part in the result, nor in a gradient, in which it is an input still."""
+    x, *factors = [torch.stack([seeded(*shape), seeded(*shape).cos()]) for shape in SUMS[name]]
+    f = lambda *xs: getattr(torch, name)(*xs, beta=0, alpha=2)  # noqa: E731
+    of = grad(lambda *xs: f(*xs).sin().sum(), (0, 1, 2))
+    for number in (math.nan, math.inf, 1.0):
+        for dims, inputs, right in batches_of(f, number * x, *factors):
+            with fullgrad.completing():
+                torch.testing.assert_close(vmap(f, tuple(dims))(*inputs), torch.stack(right))
+        for dims, inputs, right in batches_of(of, number * x, *factors):
+            with fullgrad.completing():
+                torch.testing.assert_close(vmap(of, tuple(dims))(*inputs), tuple(map(torch.stack, zip(*right, strict=True))))
+
+
+@pytest.mark.parametrize("name", [name for name in SUMS if name != "addr"])
+def test_sums_of_integers_with_fractions_as_factors(name):
+    """torch leaves the fractions out."""
+    inputs = [torch.stack([(5 * seeded(*shape)).long(), (5 * seeded(*shape).cos()).long()]) for shape in SUMS[name]]
+    for beta, alpha in ((0.2, 0.6), (1.7, -2.6), (2, 3), (3.0, 0)):
+        f = lambda *xs, b=beta, a=alpha: getattr(torch, name)(*xs, beta=b, alpha=a)  # noqa: E731
+        for dims, own, right in batches_of(f, *inputs):
+            with fullgrad.completing():
+                found = vmap(f, tuple(dims))(*own)
+            torch.testing.assert_close(found, torch.stack(right))

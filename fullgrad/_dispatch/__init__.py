@@ -43,7 +43,7 @@ from fullgrad._dispatch.overrides import (
     unscriptable,
     without_question,
 )
-from fullgrad._dispatch.repeatable import repeatable
+from fullgrad._dispatch.repeatable import repair_folded, repeatable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.split_rows import (
     finite_extremes,

@@ -102,3 +102,21 @@ def _is_constant(node: Any, found: dict[Any, bool]) -> bool:
             waiting.pop()
         waiting += inputs
     return found[node]
+
+
+def repair_folded(module: Any) -> None:
+    """Let a function that `torch.func.linearize` returned leave its constants alone: what its graph changes of one in place,
+    such as the shape that `squeeze_` gives it in a batched product, is that of a copy.
+    """
+    changed = False
+    for node in [*module.graph.nodes]:
+        for written in _written(node):
+            base = _base(written)
+            if base.op == "get_attr" or (_is_item(base) and base.args[0].op == "get_attr"):
+                _known()
+                with module.graph.inserting_after(base):
+                    copy = module.graph.call_function(renewed, (base,))
+                base.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
+                changed = True
+    if changed:
+        module.recompile()

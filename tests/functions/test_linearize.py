@@ -81,6 +81,10 @@ def of_class(f):
         def jvp(ctx, t):
             return t * f(*ctx.saved_tensors)
 
+        @staticmethod
+        def vmap(info, in_dims, x):
+            raise NotImplementedError
+
     return Op.apply
 
 

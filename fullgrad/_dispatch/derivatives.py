@@ -11,7 +11,20 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import saves_nothing
+from fullgrad._dispatch.repeatable import repeatable
 from fullgrad._dispatch.state import is_tracing, with_memory
+
+
+def as_forward(operator: Any) -> Any:
+    """The ``forward`` of a user, which may write in place what it makes."""
+
+    def forward(*args: Any) -> Any:
+        if is_dynamo_compiling():
+            return operator.forward(*args)
+        with repeatable():
+            return operator.forward(*args)
+
+    return forward
 
 
 def as_backward(operator: Any, runs_code: bool) -> Any:
@@ -210,10 +223,13 @@ def _live(tensor: Tensor) -> Tensor:
 
 
 def _on_memory(rule: Any) -> Any:
-    """The rule, which gets no zeros without memory."""
+    """The rule of a user, which gets no zeros without memory, and may write in place what it makes."""
 
     def on_memory(ctx: Any, *given: Any) -> Any:
-        return rule(ctx, *given) if is_dynamo_compiling() else rule(ctx, *map(with_memory, given))
+        if is_dynamo_compiling():
+            return rule(ctx, *given)
+        with repeatable():
+            return rule(ctx, *map(with_memory, given))
 
     return on_memory
 

@@ -119,7 +119,7 @@ def dispatch(rules: Rules) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
     # The old style of a Function, one forward(ctx, …), saves a second trip from C++ to Python.
     def forward_and_setup(ctx: Any, *args: Any) -> Any:
-        output = operator.forward(*args)
+        output = rules.run_code(*args) if runs_code else operator.forward(*args)
         if not isinstance(output, Tensor):
             check_output(output)
         if saves:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, kind_of, names
+from fullgrad._dispatch.derivatives import as_backward, as_differentiable_jvp, as_forward, kind_of, names
 from fullgrad._dispatch.jagged import call_on_buffers
 from fullgrad._dispatch.state import only_vmap_active
 from fullgrad._dispatch.torch_private import TorchDispatchMode, dirty_tensors, is_exporting
@@ -40,6 +40,7 @@ class Rules:
         self.takes_buffers: bool = getattr(operator, "whole_dims", None) is not None
         # Whether code of users runs, which may read memory.
         self.runs_code: bool = operator.runs_code or operator.__module__.partition(".")[0] != __name__.partition(".")[0]
+        self.run_code = as_forward(operator)
         self.backward = as_backward(operator, self.runs_code)
         self.jvp = as_differentiable_jvp(operator, self.runs_code)
         # Only the conversions between distributed tensors and their shards handle both themselves.
@@ -68,7 +69,7 @@ class Rules:
 
     def forward(self, *args: Any) -> Any:
         """The author's ``forward``, its output checked."""
-        output = self.operator.forward(*args)
+        output = self.run_code(*args) if self.runs_code else self.operator.forward(*args)
         return output if isinstance(output, Tensor) else self.check_output(output)
 
     def setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

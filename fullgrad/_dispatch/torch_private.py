@@ -476,6 +476,28 @@ def is_recorded() -> bool:
     return mode() is not None or jit_tracing_state() is not None
 
 
+def recorded_graph() -> Any:
+    """The graph of `torch.fx` in which operations are recorded as they are, with those that write in place; None without one."""
+    module = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode = getattr(module, "get_proxy_mode", lambda: None)() if records_in_place() else None
+    return getattr(getattr(mode, "tracer", None), "graph", None)
+
+
+def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of an overload of an operator that it writes."""
+    if not isinstance(op, operator_class) or not op._schema.is_mutable:
+        return []
+    of_names = {a.name: kwargs.get(a.name) for a in op._schema.arguments}
+    of_names.update(zip(of_names, args, strict=False))
+    return [of_names[a.name] for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def aliases_first(op: Any) -> bool:
+    """Whether the result of an overload of an operator may be its first argument, or a view of it."""
+    arguments = op._schema.arguments if isinstance(op, operator_class) else ()
+    return bool(arguments) and arguments[0].alias_info is not None
+
+
 _disabled = functools.cache(torch.compiler.disable)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullgrad._dispatch import below_transforms, dynamo_is_imported, level_of
+from fullgrad._dispatch import below_transforms, dynamo_is_imported, level_of, repair_folded
 from fullgrad._engine.names import ALL, CALLED, is_installed, is_library, names_in, reached_by
 
 _DEPTH = 8  # of objects in objects
@@ -176,7 +176,11 @@ def _fold(module: nn.Module) -> None:
     """Let a function that `torch.func.linearize` returned compute its constants now, and not in its first call: they would belong
     to the transforms of that call, and be other tensors than before it.
     """
-    if vars(module).get("has_folding_been_run") is False:
+    own = vars(module)
+    if "has_folding_been_run" in own and not own.get("_fullgrad_repaired"):
+        repair_folded(module)
+        own["_fullgrad_repaired"] = True
+    if own.get("has_folding_been_run") is False:
         part = vars(module)["_modules"].get("const_subgraph_module")
         constants = [*vars(part).values(), *part._buffers.values(), *part._parameters.values()] if part is not None else []
         has_levels = any(level_of(t) for t in constants if isinstance(t, Tensor))

@@ -13,6 +13,7 @@ from fullgrad._dispatch import (
     active_transforms,
     in_legacy_vmap,
     legacy_detach,
+    repeatable,
     with_memory,
 )
 from fullgrad._engine.call import Result, tensors_of
@@ -55,7 +56,8 @@ def values_of(
     # torch's legacy vmap cannot detach. It batches a backward, or tangents.
     given = [legacy_detach(t) for t in tensors] if in_legacy_vmap() else [with_memory(t.detach()) for t in tensors]
     try:
-        result = function(*given)
+        with repeatable():
+            result = function(*given)
     except RuntimeError as error:
         if "does not require grad" in str(error):
             raise RuntimeError(

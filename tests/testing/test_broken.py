@@ -147,16 +147,6 @@ class BakedIn(Cube):
         return torch.tensor((3 * x * x).tolist(), dtype=g.dtype) * g
 
 
-class OverwritesTemporary(Cube):
-    """Changes a temporary in place, which torch.func.linearize repeats at every call."""
-
-    @staticmethod
-    def jvp(ctx, t):
-        (x,) = ctx.saved_tensors
-        slope = torch.mul(x, x).mul_(3)
-        return t * slope
-
-
 class FixesSizes(Cube):
     """Fixes sizes, so that its graph serves one size."""
 
@@ -326,7 +316,6 @@ CAUGHT_BY = {
     TransformsInTheBackward: {"double_backward_inside_hooks"},
     DependsOnData: {"value_on_meta_and_fake_tensors", "compile_the_operator_itself", "compile_vmap", "export_value"},
     BakedIn: {"make_fx_of_transforms", "compile_grad"},
-    OverwritesTemporary: {"func_linearize"},
     FixesSizes: {"compile_dynamic_shapes"},
     KeepsTheNumber: {"compile_changing_numbers"},
     RoundedConstant: FIRST,

@@ -39,7 +39,7 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
     theta = between(v, k)
     k = k.expand(theta.shape)
     low, high = theta - _REACH[mode], theta + _REACH[mode]
-    eps, some, step_of = torch.finfo(v.dtype).eps, (k > 0) & (k < n), _step(k, n, mode)
+    eps, least, step_of = 2 * torch.finfo(v.dtype).eps, _enough(k, n), _step(k, n, mode)
     for i in range(MOST_STEPS):
         total, slope = _sums(v - theta, mode)
         error = total - k
@@ -48,12 +48,17 @@ def centered(v: Tensor, k: Tensor, mode: str) -> Tensor:
         outside = ~((following > low) & (following < high))
         if i > _PATIENCE and i % 2:
             outside = torch.ones_like(outside)
-        enough = eps * torch.maximum(4 * k, 2 * theta.abs().clamp(min=1) * slope)
-        wrong = some & (error.abs() > enough) & (high - low > 2 * eps * theta.abs())  # False for NaN
+        unit = theta.abs().mul_(eps)
+        wrong = (high - low > unit) & (error.abs() > torch.maximum(least, unit.clamp_(min=eps).mul_(slope)))  # False for NaN
         theta = torch.where(wrong, torch.where(outside, (low + high) / 2, following), theta)
         if not bool(wrong.any()):
             break
     return _less(v, theta, k, n)
+
+
+def _enough(k: Tensor, n: int) -> Tensor:
+    """The error that the sum of a row may have by rounding; any, where its threshold is infinite."""
+    return torch.where((k > 0) & (k < n), 4 * torch.finfo(k.dtype).eps * k, torch.inf)
 
 
 def _less(v: Tensor, theta: Tensor, k: Tensor, n: int) -> Tensor:
@@ -71,8 +76,7 @@ def centered_on_parts(v: Tensor, k: Tensor, start: Tensor, mode: str) -> Tensor:
     k = k.expand(start.shape)
     near = math.log(n) + 1 if mode in ("smooth", "laplace") else _REACH[mode]
     first = start + evenly(torch.full_like(start, -near), torch.full_like(start, near), 17)
-    enough = torch.where((k > 0) & (k < n), 4 * torch.finfo(v.dtype).eps * k, torch.inf)
-    theta = solve_on_parts(first, _REACH[mode], lambda theta: _sums(v - theta, mode), k, enough, _step(k, n, mode))
+    theta = solve_on_parts(first, _REACH[mode], lambda theta: _sums(v - theta, mode), k, _enough(k, n), _step(k, n, mode))
     return _less(v, theta, k, n)
 
 

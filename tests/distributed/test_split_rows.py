@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 import fullgrad
 from fullgrad import soft
+from fullgrad._dispatch.split_rows import Row, on_parts
+from fullgrad.soft.order.kernels.on_parts import split_on_parts
 from tests.distributed.ranks import laid_out, needs_threads, on_ranks, whole
 
 pytestmark = needs_threads
@@ -109,17 +111,62 @@ def test_a_rank_without_an_element_takes_part(name):
                 assert_close(a, b.detach(), rtol=1e-9, atol=1e-9)
 
 
-# How many numbers of a row are in an exchange: sums and slopes at up to 8 thresholds, or at 16, or more where ranks search.
-SIZES = {"entmax 2.5": 34, "proj_capped_simplex": 256, "proj_capped_simplex c1, not whole": 256, "topk_mask_st": 256}
+# How many numbers of a row and rank are in an exchange at most: sums and slopes at up to 8 thresholds, or where ranks search at
+# 17 or 33 thresholds, or elements of each rank with their places.
+SIZES = {"entmax 2.5": 66, "entmax 8": 66, **dict.fromkeys(("proj_capped_simplex", "topk_mask_st"), 256)}
+MODES = ("smooth", "laplace", "c0", "c1", "c2")
+COUNTED = {
+    **{name: f for name, f in OPERATORS.items() if name.split()[0] not in SIZES},
+    "entmax 8": lambda x: soft.entmax(x, 8.0),
+    "normmax 20": lambda x: soft.normmax(x, 20.0),
+    "max c0": lambda x: soft.max(x, -1, mode="c0").values,
+    "argmax c0": lambda x: soft.argmax(x, -1, mode="c0"),
+    **{
+        f"proj_capped_simplex {m} {k}": lambda x, m=m, k=k: soft.proj_capped_simplex(x, k, mode=m)
+        for m in MODES
+        for k in (1, 2.6, 1e-3)
+    },
+    **{f"topk_mask_st {m}": lambda x, m=m: fullgrad.topk_mask_st(x, 3, mode=m) for m in MODES},
+}
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_ranks_exchange_a_few_numbers_for_each_row_and_round(name):
-    """No rank gets the row: each way takes at most 12 exchanges, of which 8 more find the k-th largest of float64 numbers. A
-    gradient that is computed again takes those of its value.
+def rows_of_all_kinds(n, dtype):
+    """Random rows, large and small ones, rows of ties and gaps, and elements that come nearer to a number, or a join, without
+    end."""
+    generator, i = torch.Generator().manual_seed(0), torch.arange(n, dtype=torch.float64)
+    normal, other = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    signs, nearer = torch.where(other > 0, 1.0, -1.0), 2.0 ** -(i % 60)
+    rows = [normal * s for s in (1.0, 0.1, 1e3, 1e-30, 1e30)] + [normal + 1e6, normal * 1e26 + 1e30, (normal / other) ** 5]
+    rows += [
+        torch.ones(n),
+        signs,
+        (normal * 4).round() / 2,
+        torch.where(i == n // 2, 1e30, normal * 1e-3),
+        torch.where(i > 0, -0.5, 0.5),
+    ]
+    rows += [
+        -nearer,
+        signs * nearer,
+        0.5 * signs - nearer,
+        -0.5 + signs * nearer,
+        -1 / (i + 1),
+        -1 / (i + 1) ** 2,
+        -(i + 1).log(),
+        -i,
+    ]
+    rows += [(i % 2) * 1e3 + normal, torch.where(i < 3, 3e5, -3e5) + normal, signs * 10 ** (20 * normal.sin())]
+    return torch.stack(rows).to(dtype)
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("ranks", [2, 1, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", COUNTED)
+def test_ranks_exchange_a_few_numbers_for_each_row_and_round(name, dtype, ranks):
+    """No rank gets the row: each way takes at most 12 exchanges, for rows of any numbers. A gradient that is computed again takes
+    those of its value.
     """
-    f, counts = OPERATORS[name], collections.defaultdict(list)
-    x = torch.randn(2, 3001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    f, counts, x = COUNTED[name], collections.defaultdict(list), rows_of_all_kinds(3001, dtype)
     exchange = dist.all_reduce
 
     def noting(t, **options):
@@ -133,15 +180,74 @@ def test_ranks_exchange_a_few_numbers_for_each_row_and_round(name):
         (g,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
         return first, len(sizes) - first, max(sizes), g.placements
 
+    largest_allowed = next((size for start, size in SIZES.items() if name.startswith(start)), 16)
     with (
         mock.patch.object(dist, "all_reduce", noting),
         mock.patch.object(DTensor, "redistribute", side_effect=AssertionError("a row is gathered")),
     ):
-        for first, later, largest, placements in on_ranks((2,), both):
-            assert 0 < first <= (20 if name in SIZES else 12)
-            assert 0 < later <= (20 if name == "topk_mask_st" else 5)
-            assert largest <= SIZES.get(name, 16) * len(x)
+        for result in on_ranks((ranks,), both):
+            if isinstance(result, Exception):
+                raise result
+            first, later, largest, placements = result
+            assert 0 < first <= 12
+            assert 0 < later <= (12 if name.startswith("topk_mask_st") else 4)
+            assert largest <= largest_allowed * len(x) * (ranks if largest_allowed == 256 else max(1, ranks / 4))
             assert placements == (Shard(1),)
+
+
+def test_thresholds_of_rows_of_all_kinds_are_those_of_one_process():
+    """Weights sum to k, on one process as on parts, also to a small k where the weights have tails."""
+    for dtype, within in ((torch.float64, 1e-9), (torch.float32, 1e-3)):
+        x = rows_of_all_kinds(3001, dtype)
+        for mode in MODES:
+            for k in (1, 2.6, 1500, *((1e-3,) if mode in ("smooth", "laplace") else ())):
+                expected = soft.proj_capped_simplex(x, k, mode=mode)
+                assert (expected.double().sum(-1) - k).abs().amax() <= within * k
+                for (y,) in of_ranks(lambda x, k=k, mode=mode: [soft.proj_capped_simplex(x, k, mode=mode)], x, (Shard(1),), (2,)):
+                    assert_close(y, expected, rtol=0, atol=within)
+
+
+@pytest.mark.parametrize("n", [1, 3, 90, 700])
+def test_the_split_of_a_row_is_that_of_a_sort(n):
+    """At every k: how many of the largest each rank has, their last and the next, the ends of the row; with ties, NaN, infinities
+    and ranks without an element.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat((torch.randint(-2, 3, (8, n), generator=generator).double(), torch.randn(8, n, generator=generator).double()))
+    for i, special in enumerate((torch.nan, torch.inf, -torch.inf)):
+        x[i::3][torch.rand(x[i::3].shape, generator=generator) < 0.2] = special
+    whole_row = x.sort(dim=-1, descending=True, stable=True)
+    behind = torch.nn.functional.pad(whole_row.values, (0, 1), value=-torch.inf)
+    for k in {1, n // 3 + 1, n // 2 + 1, n}:
+        for ranks in (1, 2, 4):
+            parts = [*x.chunk(ranks, -1)]
+            parts += [x[:, :0]] * (ranks - len(parts))
+            starts = [sum(p.shape[-1] for p in parts[:r]) for r in range(ranks)]
+
+            def run(mesh, parts=parts, k=k):
+                r = mesh.get_local_rank()
+                with on_parts(Row(summed_over(mesh), r, mesh.size(), n)):
+                    return split_on_parts(parts[r].sort(-1, descending=True).values, torch.full((len(x), 1), k))
+
+            for r, split in enumerate(on_ranks((ranks,), run)):
+                if isinstance(split, Exception):
+                    raise split
+                chosen = whole_row.indices[:, :k]
+                inside = (chosen >= starts[r]) & (chosen < starts[r] + parts[r].shape[-1])
+                assert torch.equal(split.count, inside.sum(-1, keepdim=True))
+                found = torch.cat(split[1:], -1)
+                assert_close(found, behind[:, [k - 1, k, 0, n - 1]], rtol=0, atol=0, equal_nan=True)
+
+
+def summed_over(mesh):
+    """The sum over the ranks of a mesh."""
+
+    def total(t):
+        t = t.clone()
+        dist.all_reduce(t, group=mesh.get_group(0))
+        return t
+
+    return total
 
 
 @pytest.mark.parametrize("special", [torch.nan, torch.inf, -torch.inf])

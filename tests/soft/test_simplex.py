@@ -453,3 +453,44 @@ def test_gradients_where_slopes_underflow(gap):
     x = torch.tensor([gap, 0.0, -1.0, -2.0], requires_grad=True)
     (g,) = torch.autograd.grad(topk_mask_st(x, 1, mode="laplace"), x, torch.arange(4.0))
     torch.testing.assert_close(g, torch.zeros(4), rtol=0, atol=1e-30)
+
+
+@pytest.mark.parametrize("mode", ["smooth", "laplace", "c0", "c1", "c2"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_capped_weights_have_the_sum_next_to_an_element_of_any_size(dtype, mode):
+    """The bracket of the threshold is that of the elements near it: one as wide as the row takes too many halvings."""
+    rows = torch.randn(301, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e-3
+    x = torch.stack([torch.cat((torch.tensor([10.0**e, -(10.0**e)]).double(), rows)) for e in (0, 4, 15, 27, 30, 37)]).to(dtype)
+    for k in (1.5, 2, 3, 2.6, 40, 301.5):
+        p = soft.proj_capped_simplex(x, k, mode=mode)
+        torch.testing.assert_close(
+            p.double().sum(-1),
+            torch.full((6,), float(k), dtype=torch.float64),
+            rtol=1e-9 if dtype == torch.float64 else 3e-4,
+            atol=0,
+        )
+
+
+@pytest.mark.parametrize("mode", ["smooth", "laplace"])
+def test_small_sums_are_right_relative_to_themselves(mode):
+    """Weights with tails are accurate however small."""
+    x = torch.randn(4, 301, generator=torch.Generator().manual_seed(0))
+    for k in (1e-1, 1e-3, 1e-6, 1e-20):
+        p = soft.proj_capped_simplex(x, k, mode=mode)
+        torch.testing.assert_close(p.sum(-1), torch.full((4,), k), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["smooth", "laplace", "c0", "c1", "c2"])
+def test_a_capped_row_is_the_same_among_others(mode):
+    """Whether a row is taken less its k-th element depends on the row alone: to the last bit, and on joins."""
+    halves = (torch.randn(40, 6, generator=torch.Generator().manual_seed(0)) * 4).round() / 2
+    far = torch.full((1, 6), 1e6)
+    for x in (halves, halves.double(), halves * 0.1):
+        for k in (2, 2.5, 3):
+            alone = x.clone().requires_grad_()
+            (a,) = torch.autograd.grad(soft.proj_capped_simplex(alone, k, mode=mode).square().sum(), alone)
+            among = torch.cat((x, far.to(x.dtype))).requires_grad_()
+            (b,) = torch.autograd.grad(soft.proj_capped_simplex(among, k, mode=mode).square().sum(), among)
+            batched = torch.func.vmap(lambda x, k=k: soft.proj_capped_simplex(x, k, mode=mode))(x)
+            assert torch.equal(a, b[:-1])
+            assert torch.equal(batched, soft.proj_capped_simplex(x, k, mode=mode))

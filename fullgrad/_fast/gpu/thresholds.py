@@ -127,10 +127,8 @@ def between(x, ok, count, n, INT: tl.constexpr):
 def capped_threshold(x, ok, count, n, MODE: tl.constexpr):
     """The threshold at which steps sum to the count, of rows less their pivot: on log-odds for curves with tails."""
     STRAIGHT: tl.constexpr = MODE == "smooth" or MODE == "laplace"
-    reach = 800.0 if STRAIGHT else 5.0
-    inf = float("inf")
-    low = -lib.row_max(tl.where(ok & (tl.abs(x) < inf), -x, -inf)) - reach
-    high = lib.row_max(tl.where(ok & (tl.abs(x) < inf), x, -inf)) + reach
+    reach = 800.0 if STRAIGHT else 10.0
+    low, high = tl.zeros_like(lib.row_max(x)) - reach, tl.zeros_like(lib.row_max(x)) + reach
     eps = 2.0**-52 if x.dtype == tl.float64 else 2.0**-23
     base = tl.log(count / (n - count))
     theta, moves, steps = tl.zeros_like(low), tl.full((), True, tl.int1), 0
@@ -144,7 +142,8 @@ def capped_threshold(x, ok, count, n, MODE: tl.constexpr):
             step = (tl.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
         following = theta + step
         inside = (following > low) & (following < high) & ((steps < 9) | (steps % 2 == 0))
-        wrong = (tl.abs(off) > 4 * eps * tl.maximum(count, 1.0)) & (high - low > 2 * eps * tl.abs(theta))
+        enough = eps * tl.maximum(4 * count, 2 * tl.maximum(tl.abs(theta), 1.0) * slope)
+        wrong = (tl.abs(off) > enough) & (high - low > 2 * eps * tl.abs(theta)) & (count > 0) & (count < n)
         theta = tl.where(wrong, tl.where(inside, following, (low + high) / 2), theta)
         moves, steps = lib.any_of(wrong), steps + 1
     return theta

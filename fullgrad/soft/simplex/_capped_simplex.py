@@ -10,16 +10,16 @@ from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._core.shards import along_parts
-from fullgrad._dispatch import holds, of_parts, row_sum, row_totals, rows_are_split
+from fullgrad._dispatch import holds, of_parts, row_length, row_sum, row_totals, rows_are_split
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
 from fullgrad.soft._relaxation import Softness, check
 from fullgrad.soft._sigmoidal import Sigmoidal
 from fullgrad.soft.order._numbers import RowFunction
-from fullgrad.soft.order.kernels.on_parts import pivot_on_parts
-from fullgrad.soft.order.kernels.threshold import may_be_far
+from fullgrad.soft.order.kernels.on_parts import middle_of_gap, split_on_parts
+from fullgrad.soft.order.kernels.threshold import NEAR, may_be_far
 from fullgrad.soft.simplex._entmax import per_row
-from fullgrad.soft.simplex.kernels.capped_simplex import capped_simplex_pivot, centered
+from fullgrad.soft.simplex.kernels.capped_simplex import capped_simplex_pivot, centered, centered_on_parts
 
 
 def proj_capped_simplex(
@@ -104,23 +104,41 @@ def capped_rows(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str
     wide, k = wide.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
     if isinstance(softness, Tensor) and softness.ndim:
         softness = per_row(name, softness, x, dim, "softness")
-    far = may_be_far(wide, softness)
-    answer: Any = 1.0
-    if far:
-        answer = has_answer(wide, k)
-        wide = wide * answer
-        wide = wide - _near_threshold(wide.detach(), k.detach() if isinstance(k, Tensor) else k)
-    if isinstance(softness, Tensor):
-        # Minus infinity takes no part in the derivative with respect to the softness.
-        masked = wide.detach().isinf()
-        v = torch.where(masked, wide, torch.where(masked, 0, wide) / softness)
-    else:
-        v = wide / softness
-    # A quotient that overflows stays finite: the row of an infinity has no answer.
+    if not may_be_far(wide, softness):
+        return Sigmoidal.apply(Centered.apply(wide / softness, k, mode, None), 1.0, mode, False)
+    answer, origin, start = _answer_and_origin(wide.detach(), k, softness)
+    z = of_parts(Centered).apply(_in_softnesses(wide * answer - origin, softness), k, mode, start)
+    return Sigmoidal.apply(z, 1.0, mode, False) * answer
+
+
+def _answer_and_origin(x: Tensor, k: Any, softness: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Constants of each row: 1 or NaN as in `has_answer`; the number near the k-th largest element, 0 where the row is near 0;
+    and, where ranks have parts of it, the same number of the row less it, in softnesses.
+    """
+    k, softness = [v.detach() if isinstance(v, Tensor) else v for v in (k, softness)]
+    if not rows_are_split():
+        near = (x.abs() <= NEAR * softness).all(-1, keepdim=True)
+        answer = has_answer(x, k)
+        return answer, torch.where(near, 0, Pivot.apply(x * answer, k)), None
+    k = _per_row(k, x)
+    rows = x.expand(*torch.broadcast_shapes(x.shape[:-1], k.shape[:-1]), x.shape[-1])
+    place = k.nan_to_num(0).ceil().clamp(1, row_length(x)).expand(*rows.shape[:-1], 1)
+    split = split_on_parts(rows.sort(dim=-1, descending=True).values, place)
+    possible = (split.largest < torch.inf) & ((split.kth > -torch.inf) | (k <= 0))
+    near = (split.largest <= NEAR * softness) & (split.smallest >= -NEAR * softness)
+    first, second = split.kth, torch.where(k == place, split.following, split.kth)
+    origin = torch.where(near, 0, middle_of_gap(first, second, k))
+    start = middle_of_gap(_in_softnesses(first - origin, softness), _in_softnesses(second - origin, softness), k)
+    return torch.where(possible, 1.0, torch.nan).to(x.dtype), origin, start
+
+
+def _in_softnesses(x: Tensor, softness: Any) -> Tensor:
+    """x over the softness, finite where x is."""
+    infinite = x.detach().isinf()
+    # Minus infinity takes no part in the derivative with respect to the softness.
+    v = torch.where(infinite, 0, x) / softness if isinstance(softness, Tensor) else x / softness
     largest = torch.finfo(v.dtype).max / 4
-    v = torch.where(wide.isinf(), wide, v.clamp(-largest, largest)) if far else v
-    p = Sigmoidal.apply(of_parts(Centered).apply(v, k, mode), 1.0, mode, False)
-    return p * answer if far else p
+    return torch.where(infinite, x, v.clamp(-largest, largest))
 
 
 def has_answer(x: Tensor, k: Any) -> Tensor:
@@ -132,11 +150,6 @@ def has_answer(x: Tensor, k: Any) -> Tensor:
     v = x.detach()
     wrong, finite = row_totals((~(v < torch.inf)).any(-1, keepdim=True), (v > -torch.inf).sum(-1, keepdim=True))
     return torch.where((wrong == 0) & (finite >= k), 1.0, torch.nan).to(x.dtype)
-
-
-def _near_threshold(x: Tensor, k: Any) -> Tensor:
-    """A number of each row near its threshold, a constant."""
-    return pivot_on_parts(x, _per_row(k, x)) if rows_are_split() else Pivot.apply(x, k)
 
 
 class Pivot(RowFunction):
@@ -173,24 +186,25 @@ class Centered(RowFunction):
     Where every sigmoid is 0 or 1 the threshold is in the middle of a gap, and all derivatives are 0. Saved: the output.
     """
 
-    saves = (2, 3)
+    saves = (2, 4)
     splits_rows = True
 
     @staticmethod
-    def forward(v: Tensor, k: Tensor | float, mode: str) -> Tensor:
-        return centered(v, _per_row(k, v), mode)
+    def forward(v: Tensor, k: Tensor | float, mode: str, start: Tensor | None) -> Tensor:
+        k = _per_row(k, v)
+        return centered(v, k, mode) if start is None else centered_on_parts(v, k, start, mode)
 
     @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         mode, z = saved_inputs(ctx)
         part = g.sum(-1, keepdim=True)
         w, inverse, of_g = _shares(z, mode, part)
         by_v = torch.where(inverse > 0, g - w * (of_g * inverse), 0) if ctx.needs_input_grad[0] else None
         # Where ranks have parts of rows, each has its part of this sum.
-        return by_v, part * inverse if ctx.needs_input_grad[1] else None, None
+        return by_v, part * inverse if ctx.needs_input_grad[1] else None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, _: None) -> Tensor:
+    def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, *_: None) -> Tensor:
         mode, z = saved_inputs(ctx)
         w, inverse = _shares(z, mode)
         moved = torch.zeros_like(z)

@@ -10,7 +10,7 @@ from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.recomputed import saved_inputs
-from fullgrad._dispatch import holds, number_or_tensor, row_totals
+from fullgrad._dispatch import holds, number_or_tensor, row_totals, rows_are_split
 from fullgrad.soft._relaxation import floating
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.projections.simplex import less_largest, project
@@ -155,7 +155,8 @@ class Entmax(ExponentWeights):
         a = alpha - 1
         if isinstance(a, Tensor):
             return entmax_weights(x, a.to(x.dtype))
-        return entmax_weights_by_number(x, a) if 1e-3 < a < 1 else entmax_weights(x, x.new_full((1,), a))
+        by_number = 1e-3 < a < 1 and not rows_are_split()
+        return entmax_weights_by_number(x, a) if by_number else entmax_weights(x, x.new_full((1,), a))
 
     @staticmethod
     def by_x(p: Tensor, alpha: Any, t: Tensor) -> Tensor:

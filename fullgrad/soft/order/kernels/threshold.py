@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.fast import replaceable
-from fullgrad._dispatch import can_look, opaque, row_largest, row_totals, rows_are_split
+from fullgrad._dispatch import can_look, opaque, row_largest, row_length, rows_are_split
 from fullgrad.soft._curves import Softness
-from fullgrad.soft.order.kernels.on_parts import evenly, sums_at
+from fullgrad.soft.order.kernels.on_parts import solve_convex_on_parts
 
 # Newton's method gains at least a constant factor per step, and is quadratic in the end. It took at most 20 steps on rows of a
 # million equal, random, geometric or heavy-tailed numbers.
@@ -32,22 +32,19 @@ def simplex_excess(v: Tensor, power: int) -> Tensor:
         slope = (t > 0).sum(-1, keepdim=True).to(t.dtype) if w is None else w.sum(-1, keepdim=True)
         return (t if w is None else w.mul(t)).sum(-1, keepdim=True), slope
 
+    def step(total: Tensor, slope: Tensor) -> Tensor:
+        return norm_step(total, slope * power, 1 / power)
+
     theta = torch.full_like(shifted[..., :1], -1.0)
-
-    def after(theta: Tensor, total: Tensor, slope: Tensor) -> Tensor:
-        # Never backward: only rounding would do that.
-        return torch.maximum(theta, theta + norm_step(total, slope * power, 1 / power))
-
-    if rows_are_split():  # fewer exchanges: from the last of eight thresholds with a sum of 1 at least
-        thetas = evenly(theta, theta + 0.875, 8)
-        both = sums_at(thetas, sums)
-        at = ((both[0] >= 1).sum(-1, keepdim=True) - 1).clamp_(min=0)
-        theta = after(*[v.gather(-1, at) for v in (thetas, *both)])
-    for _ in range(MOST_STEPS):
-        following = after(theta, *row_totals(*sums(theta)))
-        if not (following > theta).any():
-            break
-        theta = following
+    if rows_are_split():
+        theta = solve_convex_on_parts(theta, torch.full_like(theta, -(row_length(v) ** (-1 / power))), sums, step)
+    else:
+        for _ in range(MOST_STEPS):
+            # Never backward: only rounding would do that.
+            following = torch.maximum(theta, theta + step(*sums(theta)))
+            if not (following > theta).any():
+                break
+            theta = following
     # For NaN, plus infinity, or minus infinity alone, no weights are right.
     theta = theta + (top - top)
     return (shifted - theta).clamp_(min=0)
@@ -64,7 +61,7 @@ def norm_step(total: Tensor, slope: Tensor, exponent: Tensor | float) -> Tensor:
 
 
 # Up to this many softnesses from 0, rounding x over the softness costs no more than rounding the weights.
-_NEAR = 64.0
+NEAR = 64.0
 
 
 def may_be_far(x: Tensor, softness: Softness) -> bool:
@@ -73,5 +70,5 @@ def may_be_far(x: Tensor, softness: Softness) -> bool:
     if softness.__class__ is not float or not can_look(x) or not x.numel() or rows_are_split():
         return True
     low, high = torch.aminmax(x)
-    near = _NEAR * softness
+    near = NEAR * softness
     return not (-near <= low.item() and high.item() <= near)

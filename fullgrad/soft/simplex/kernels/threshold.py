@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._core.fast import replaceable
 from fullgrad._dispatch import opaque, row_largest, row_length, row_sum, row_totals, rows_are_split
-from fullgrad.soft.order.kernels.on_parts import evenly, solve_on_parts
+from fullgrad.soft.order.kernels.on_parts import evenly, solve_convex_on_parts, solve_on_parts
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS, norm_step
 from fullgrad.soft.simplex._powers import power_of_weights
 
@@ -51,15 +51,14 @@ def entmax_weights(x: Tensor, a: Tensor) -> Tensor:
     # theta - max lies between 0 and its value for equal elements.
     log_n = torch.full_like(a, n).log_()
     high = torch.where(exponential, log_n, -torch.expm1(-b * log_n) / b)
-    # Where weights rise steeply, ranks with parts of rows would need as many exchanges as there are passes.
-    steep = rows_are_split() and bool((a > 1).any())
-    theta = solve(torch.zeros_like(top), high, sums, a, steep)
+    steep = bool((a > 1).any())
+    theta = solve(torch.zeros_like(top), high, sums, a, not steep)
     p = weights(theta)[0]
     # For a > 1 weights rise steeply at their edge, where the last digits of theta are large ones of a weight. What is missing to
     # the sum 1 goes to the weights by their slopes.
     base, near = b * (shifted - theta) + 1, 8 * torch.finfo(x.dtype).eps
     slope = torch.where(base > -near, base.clamp(min=near).pow(1 / b - 1), 0)
-    for _ in range(1 if steep else 2):
+    for _ in range(2 * steep):
         of_slope, total = row_totals(slope.sum(-1, keepdim=True), p.sum(-1, keepdim=True))
         p = torch.where(a > 1, (p + slope / of_slope * (1 - total)).clamp(min=0), p)
     return torch.where(top.isfinite(), p, torch.nan)
@@ -75,7 +74,7 @@ def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
     """`entmax_weights` for a number between 0 and 1, exclusive: the norm is convex, and Newton's method never overshoots."""
     if x.shape[-1] == 0:
         return x.clone()
-    top = row_largest(x)
+    top = x.amax(-1, keepdim=True)
     shifted = (x - top).mul_(a)
     theta = torch.zeros_like(top)  # times a
     eps, tiny = torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
@@ -87,7 +86,7 @@ def entmax_weights_by_number(x: Tensor, a: float) -> Tensor:
         if last or i == MOST_STEPS - 1:
             break
         total = p.sum(-1, keepdim=True)
-        total, slope = row_totals(total, p.div_(base.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True))
+        slope = p.div_(base.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True)
         step = (-torch.expm1(-a * torch.log(total))).mul_(total).div_(slope).clamp_(min=0)
         theta = theta + step
         # The error is of the order of the square of the step; a comparison with NaN is false.
@@ -113,29 +112,29 @@ def normmax_weights(x: Tensor, a: Tensor) -> Tensor:
 
     low = torch.full_like(top, -1.0)
     high = -torch.exp(-a / (1 + a) * torch.log(torch.full_like(a, n)))
-    theta = solve(low, high, sums, a / (1 + a))
+    theta = solve(low, high, sums, a / (1 + a), True)
     q = power_of_weights((shifted - theta).clamp(min=0), 1 / a)
     return torch.where(top.isfinite(), q / row_sum(q), torch.nan)
 
 
-def solve(
-    low: Tensor, high: Tensor, sums: Callable[[Tensor], Sequence[Tensor]], exponent: Tensor, steep_on_parts: bool = False
-) -> Tensor:
+def solve(low: Tensor, high: Tensor, sums: Callable[[Tensor], Sequence[Tensor]], exponent: Tensor, convex: bool) -> Tensor:
     """The thresholds at which a sum of powers is 1: Newton's method on its norm, in a bracket.
 
     ``sums`` returns the sum over this rank's part of a row, and minus its slope. A row is done when its step is below two units
     of the last place, or its sum is right up to rounding. Where the norm is not convex a step may leave the bracket, or shrink
     it too slowly: then the bracket is halved.
     """
-    if steep_on_parts:
-        one = torch.ones_like(low)
-        enough = 8 * torch.finfo(low.dtype).eps * one
+    eps = 2 * torch.finfo(low.dtype).eps
+    if rows_are_split():
         step = functools.partial(norm_step, exponent=exponent)
-        return solve_on_parts(low, high, sums, one, enough, step, evenly(low, high, 16))
-    theta, eps = low, 2 * torch.finfo(low.dtype).eps
-    done = torch.zeros_like(low, dtype=torch.bool)
+        if convex:
+            return solve_convex_on_parts(low, high, sums, step)
+        one = torch.ones_like(low)
+        # Weights that rise steeply need a threshold to its last digit, and no points of Newton's help.
+        return solve_on_parts(evenly(low, high, 33), (high - low) / 2, sums, one, 4 * eps * one, step, most=9)
+    theta, done = low, torch.zeros_like(low, dtype=torch.bool)
     for i in range(MOST_STEPS):
-        total, slope = row_totals(*sums(theta))
+        total, slope = sums(theta)
         above = total > 1
         before = high - low
         low, high = torch.where(above, theta, low), torch.where(above, high, torch.minimum(theta, high))

@@ -12,7 +12,7 @@ from fullgrad._core import checks
 from fullgrad._dispatch import pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.changes import CHANGED, versions_of
-from fullgrad._engine.checks import check_like, check_pair, gradients_of
+from fullgrad._engine.checks import check_like, check_pair, check_result, gradients_of
 from fullgrad._engine.differentiated import is_differentiated, is_floating
 from fullgrad._engine.linearity import wider
 from fullgrad._engine.operator import P, R
@@ -142,6 +142,7 @@ class CustomVJP(Custom[P, R]):
     def differentiated(self, call: CustomCall) -> Any:
         own = self.rule_of(call)
         result, residuals = own.forward(call.tensors)
+        check_result(self.label, result)
         rule = Rule(own.pull, own.push).within(self.surroundings(call))
         return result.tree(declared(rule, result.release(), [*call.release(), *residuals]))
 

@@ -125,9 +125,15 @@ def test_another_parameter_is_that_of_the_next_call():
         torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), layer.w)[0], x.sum())
 
 
-def test_straight_through_refuses_a_constant_by_name():
-    w, x = torch.tensor(2.0), torch.ones(3)
+def test_straight_through_follows_a_tensor_that_both_functions_hold_and_refuses_one_of_the_value_by_name():
+    w, x = torch.tensor(2.0), torch.tensor([0.4, 1.2])
     op = fullgrad.straight_through(lambda x: torch.round(x * w), lambda x: x * w)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: op(x) * 2, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), torch.round(x * 2) * 2)
+    w.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), w)[0], 2 * x.sum())
+    op = fullgrad.straight_through(lambda x: torch.round(x * w), torch.sin)
     torch.compiler.reset()
     with pytest.raises(Exception, match=r"`hard` uses a tensor that is none of its arguments.*Pass it as an argument"):
         torch.compile(lambda x: op(x) * 2, backend="aot_eager")(x)

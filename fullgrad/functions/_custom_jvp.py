@@ -123,6 +123,7 @@ class CustomJVP(Custom[P, R]):
         Arguments of ``nondiff_argnums`` come before ``primals``.
         """
         checks.callables(f"{self.label}.defjvp", rule=rule)
+        self.check_rule("rule", rule, "primals", "tangents")
         self.rule = rule
         self.renew()
         return rule

@@ -143,6 +143,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
             return batched[key].apply(*inputs), 0
 
     StraightThroughOf.__name__ = StraightThroughOf.__qualname__ = name
+    StraightThroughOf.apply.__qualname__ = label  # in errors about arguments
     return StraightThroughOf
 
 

@@ -219,7 +219,7 @@ def gradients_of(y: Tensor, inputs: Sequence[Tensor], g: Tensor | None = None, *
 
 
 def slopes_of(leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a backward has put into ``.grad``, in which None is 0."""
+    """The gradients that a backward has put into ``.grad``, in which None is 0."""
     return tuple([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
 
 

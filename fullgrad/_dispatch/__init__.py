@@ -133,6 +133,7 @@ from fullgrad._dispatch.torch_private import (
     of_each_sample,
     onnx_opset,
     operator_database,
+    operator_names,
     operator_of_class,
     output_metadata,
     outside_dynamo,

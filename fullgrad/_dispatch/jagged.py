@@ -82,6 +82,9 @@ def call_on_buffers(
 
 def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:
     """The dimension of the buffer for ``dim`` of a jagged tensor."""
+    padded = "pad it by `to_padded_tensor(0)` and pass `mask=`" if "mask" in arguments else "call it row by row, for `unbind()`"
+    if like.ndim == 2 and (dim is not None or "softness" in arguments or "soft_index" in arguments):
+        raise ValueError(f"{name}: a jagged tensor of 2 dimensions has rows of different length alone: {padded}; got dim={dim}.")
     if dim is None:
         # In relaxations and selections, None makes one row of all elements.
         if "softness" in arguments or "soft_index" in arguments:
@@ -91,7 +94,8 @@ def _inner_dim(name: str, dim: Any, like: Any, arguments: Any) -> Any:
         return tuple([_inner_dim(name, d, like, arguments) for d in dim])
     if not (1 < dim < like.ndim or -like.ndim + 2 <= dim < 0):
         raise ValueError(
-            f"{name}: `dim` must be behind the ragged dimension 1 of a jagged tensor of {like.ndim} dimensions, got {dim}."
+            f"{name}: `dim` must be behind the ragged dimension 1 of a jagged tensor of {like.ndim} dimensions, got {dim}. For "
+            f"rows of different length {padded}."
         )
     return dim - 1 if dim > 0 else dim
 

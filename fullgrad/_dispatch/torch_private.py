@@ -616,12 +616,18 @@ _opdefs = _optional("_library.custom_ops.OPDEFS", {}, _OPERATORS)
 _CustomOp = _optional("library.CustomOpDef", (), _OPERATORS)
 _has_kernel = _optional("_C._dispatch_has_kernel_for_dispatch_key", lambda *names: True, _OPERATORS)
 _resolve_packet = _optional("_C._jit_resolve_packet", None, _OPERATORS)
+_all_operators = _optional("_C._dispatch_get_all_op_names", None, "names that `adopting` cannot find are not refused")
 _AUTOGRAD_KEYS = ("Autograd", "AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradPrivateUse1", "AutogradOther")
 
 
 def is_operator(value: Any) -> bool:
     """Whether a value is an operator of torch.library: a definition, an overload, or a packet of overloads."""
     return isinstance(value, (_CustomOp, operator_class, operator_packet))
+
+
+def operator_names() -> list[str] | None:
+    """The names of all registered operators, ``namespace.name``, which torch lists in no public place; None if it cannot tell."""
+    return None if _all_operators is None else [name.replace("::", ".") for name in _all_operators()]
 
 
 def overload_of(op: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:

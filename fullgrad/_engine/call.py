@@ -194,6 +194,10 @@ class Result:
         """The numbers in it that change from call to call of compiled code."""
         return [leaf for leaf in self.leaves or () if leaf.__class__ in SYMBOLS]
 
+    def constants(self) -> list[Any]:
+        """The leaves in it that are no tensors."""
+        return [leaf for leaf in self.leaves or () if leaf is not _Tensor]
+
     def release(self) -> list[Tensor]:
         """The tensors, which the result forgets."""
         tensors, self.tensors = self.tensors, []

@@ -1,5 +1,6 @@
 """Checks of what functions of the user return: gradients and tangents, pairs, and tensors that are like others."""
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import has_shape
-from fullgrad._engine.call import Call
+from fullgrad._engine.call import Call, Result
+from fullgrad._engine.differentiated import may_differ
 
 
 def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype, or_none: bool = False) -> Tensor:
@@ -19,6 +21,36 @@ def check_like(label: str, of: str, t: Any, shape: Any, dtype: torch.dtype, or_n
     if t.dtype != dtype:
         raise TypeError(f"{label} must have the dtype of {of}, {dtype}, got {t.dtype}.")
     return t
+
+
+def check_result(label: str, result: Result, constant: Sequence[int] = (), is_plain: bool = False) -> None:
+    """Refuse the result of a differentiated call whose derivative would be lost without an error: one with an array of floats,
+    or without a floating or complex tensor. The tensors at some positions are declared constant; plain code may return integers.
+    """
+    tensors, others = result.tensors, [v for v in result.constants() if v is not None]
+    arrays = [v for v in others if _is_floating_array(v)]
+    if not arrays and any(map(may_differ, tensors)):
+        return
+    is_declared = bool(tensors) and {*range(len(tensors))} <= {*constant}
+    if not arrays and (is_declared or (is_plain and not any(isinstance(v, (float, complex)) for v in others))):
+        return
+    kinds = map(_name_of_type, arrays) if arrays else [*map(_name_of_type, others), *[str(t.dtype) for t in tensors]]
+    found = ", ".join(dict.fromkeys(kinds))
+    raise TypeError(
+        f"{label} is differentiated, so it must return floating or complex tensors, which can have a gradient; got "
+        f"{found or 'nothing'}. Return torch.as_tensor(y) for an array or a number, and y.to(x.dtype) for integers and bools; or "
+        "pass x.detach() where no gradient is wanted."
+    )
+
+
+def _is_floating_array(value: Any) -> bool:
+    """Whether a value is an array of floats of numpy or a library like it, not a number."""
+    return getattr(getattr(value, "dtype", None), "kind", None) in ("f", "c") and not isinstance(value, numbers.Number)
+
+
+def _name_of_type(value: Any) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def check_pair(label: str, pair: str, value: Any) -> Any:

@@ -31,6 +31,7 @@ from fullgrad._engine.guard import guard
 from fullgrad.adoption import _scope
 from fullgrad.adoption._adopted import applied
 from fullgrad.adoption._class_call import ClassCall, is_new_style
+from fullgrad.adoption._names import check_names, note
 from fullgrad.adoption._operator_call import call_of_operator, check_adoptable
 from fullgrad.adoption._pickled import AdoptedFunction, OfClass
 from fullgrad.adoption._scope import Options, adopts_checkpoints, options_for, options_of_operator, scope
@@ -147,8 +148,9 @@ def adopting(
     belongs to the current thread or task, and also decorates functions. On leaving, everything is as before.
 
     Args:
-        packages: Modules, or names of modules, classes and namespaces of operators, which are adopted; all by default.
-        exclude: A module, a name, or a tuple of them, whose classes are left alone.
+        packages: Modules, or names of modules, classes and namespaces of operators, which are adopted; all by default. A module
+            that is named may be imported later.
+        exclude: A module, a name, or a tuple or list of them, whose classes are left alone.
         strict: As in `adopt`; plain eager calls are then adopted, too.
         allow_loop: As in `adopt`.
         checkpoint: Whether `torch.utils.checkpoint.checkpoint`, which works with ``backward`` alone, is :func:`checkpoint` where
@@ -158,7 +160,9 @@ def adopting(
         The context, which decorates functions.
 
     Raises:
-        TypeError: It decorates a generator or a coroutine, which would run outside of the context.
+        TypeError: It decorates a generator or a coroutine, which would run outside of the context; or something else than a
+            module, a class or a name is given.
+        ValueError: When it is opened: a name is of no module that is imported or installed, no class, and no namespace.
 
     Example:
         >>> import torch, fullgrad
@@ -175,7 +179,7 @@ def adopting(
         >>> gradients
         tensor([2., 2., 2.])
     """
-    exclude = exclude if isinstance(exclude, tuple) else (exclude,)
+    exclude = tuple(exclude) if isinstance(exclude, (tuple, list)) else (exclude,)
     return Adopting(Options(strict, allow_loop, checkpoint), tuple(map(_name, packages)), tuple(map(_name, exclude)))
 
 
@@ -205,6 +209,8 @@ class Adopting:
 
 
 def _entered(context: Adopting) -> None:
+    _, packages, exclude = context.arguments
+    check_names((*packages, *exclude))  # and not before: a decorator may stand above the class that it names
     catch_in_graphs(_scope.__name__, "state", "key")
     opened = scope(*context.arguments)
     opened.__enter__()
@@ -283,7 +289,13 @@ def checkpoint_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _name(p: Package) -> str:
-    return p if isinstance(p, str) else f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__
+    if isinstance(p, str):
+        return p
+    if not isinstance(p, (type, ModuleType)):
+        raise TypeError(f"adopting: a module, a class or a name must be given, got a value of type {type(p).__name__}.")
+    name = f"{p.__module__}.{p.__qualname__}" if isinstance(p, type) else p.__name__
+    note(name)
+    return name
 
 
 catcher.how, catcher.call, catcher.as_function = options_for, call_adopted, function_of

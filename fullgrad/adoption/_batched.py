@@ -39,7 +39,8 @@ class Batched(Call):
     # --- Forward ----------------------------------------------------------------------------------------------------------
 
     def forward(self, *tensors: Tensor | None) -> Sequence[Tensor | None]:
-        """All results. One warning for each class says why it is slow."""
+        """All results. One warning for each class says why it is slow, once the loop has shown that the code is right."""
+        reason = ""
         if self.code not in looped or not self.options.allow_loop:
             try:
                 run = lambda: self.vmap(self.inner.forward, self.in_dims, tensors)  # noqa: E731
@@ -50,10 +51,10 @@ class Batched(Call):
                 reason = str(error).partition("\n")[0]
                 if not self.options.allow_loop:
                     raise Refused(f"{self.name} cannot be batched, and allow_loop=False forbids a loop: {reason}") from error
-            if self.cls not in _warned:
-                _warned.add(self.cls)
-                warnings.warn(f"{self.name} runs sample by sample under vmap, as it cannot be batched: {reason}", stacklevel=2)
         outs = self._loop(tensors)
+        if self.code not in looped and self.cls not in _warned:
+            _warned.add(self.cls)
+            warnings.warn(f"{self.name} runs sample by sample under vmap, as it cannot be batched: {reason}", stacklevel=2)
         looped.add(self.code)
         return outs
 

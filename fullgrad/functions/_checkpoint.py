@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from fullgrad._core import checks
 from fullgrad._dispatch import current, is_differentiating, is_exporting, refuse_lost_derivatives, transforms_active
 from fullgrad._engine.call import Call, Result
+from fullgrad._engine.checks import check_result
 from fullgrad._engine.closure import Closure
 from fullgrad._engine.copies import frozen
 from fullgrad._engine.differentiated import is_differentiated
@@ -44,7 +45,7 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         The result of ``f``.
 
     Raises:
-        TypeError: ``f`` is not callable.
+        TypeError: ``f`` is not callable, or returns an array of floats, or floats without a tensor, where it is differentiated.
         RuntimeError: ``f`` changes an argument or a buffer in place, as a `torch.nn.BatchNorm1d` in training does; or it uses a
             tensor that needs a derivative in code that cannot be seen, such as another package's Function.
 
@@ -81,6 +82,7 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     inputs = [*call.release(), *noted]
     if not is_differentiated(inputs):
         return result.tree(shown(apart(result.release(), inputs)))
+    check_result(name, result, is_plain=True)
 
     def again(*all: Tensor) -> list[Tensor]:
         results = captured.again(functools.partial(run, of_now), all[:n], all[n:]).tensors

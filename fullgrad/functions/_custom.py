@@ -67,7 +67,10 @@ class Custom(Made[P, R]):
         if self.method == "map":
             self.check_rules()
         if self.signature is not None and (kwargs or len(args) != len(self.signature.parameters)):
-            bound = self.signature.bind(*args, **kwargs)
+            try:
+                bound = self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.label}: {error}; its signature is {self.signature}.") from None
             bound.apply_defaults()
             args = bound.args
         if self.method == "map" and not is_differentiating():
@@ -90,6 +93,28 @@ class Custom(Made[P, R]):
         """Refuse a function without rules."""
         if getattr(self, self.main) is None:
             raise AttributeError(f"{self.label} has no rule; give it one by {self.rules}.")
+
+    def check_rule(self, name: str, rule: Callable[..., Any], *arguments: str, is_told: bool = False) -> None:
+        """Refuse a rule that cannot be called with the constant arguments and these, or with those of the function if there are
+        none; ``is_told`` says whether it gets ``needs``, too.
+        """
+        parameters = {} if self.signature is None else self.signature.parameters
+        if not parameters or any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+            return  # whose arguments have no names
+        names = list(parameters)
+        constant = [names[i] for i in sorted({i % len(names) for i in self.constant})]
+        given = [*constant, *arguments] if arguments else names
+        try:
+            signature = inspect.signature(rule)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(*given, **({"needs": None} if is_told else {}))
+        except TypeError:
+            first = f", {' and '.join(constant)} by `nondiff_argnums`" if constant and arguments else ""
+            raise TypeError(
+                f"{self.label}: `{name}` must take ({', '.join(given)}){first}; got the signature {signature}."
+            ) from None
 
     def values(self, call: "CustomCall", function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
         """``function(*tensors)`` without a derivative."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._dispatch import is_jagged, pytree
-from fullgrad._engine.checks import check_like, check_pair
+from fullgrad._engine.checks import check_like, check_pair, check_result
 from fullgrad._engine.differentiated import is_floating, may_differ
 from fullgrad._engine.operator import P, R
 from fullgrad._engine.rule import Maybe, Rule, declared
@@ -57,8 +57,9 @@ def custom_jvp(
     waits for that.
 
     Arguments and results are any structure (tuples, lists, dicts); everything that is not a tensor is constant, and the tangent
-    of a number is 0. A module counts as its parameters and buffers, and its tangent is a dict by name. Random numbers that the
-    function draws are drawn again in each call by a rule. Saved: the inputs.
+    of a number is 0. A call that is differentiated returns at least one floating or complex tensor, and no array of floats, whose
+    derivative would be lost. A module counts as its parameters and buffers, and its tangent is a dict by name. Random numbers
+    that the function draws are drawn again in each call by a rule. Saved: the inputs.
 
     Args:
         f: A function of positional parameters, which may have defaults and be named in a call. It leaves its arguments unchanged.
@@ -75,8 +76,8 @@ def custom_jvp(
 
     Raises:
         TypeError: ``f`` is not callable or takes keyword-only parameters, or ``nondiff_argnums`` are not integers. When called:
-            the rule returns something else than a pair or a tangent of another structure or dtype, or an argument of
-            ``nondiff_argnums`` needs a derivative.
+            the rule returns something else than a pair or a tangent of another structure or dtype, an argument of
+            ``nondiff_argnums`` needs a derivative, or ``f`` returns an array or no floating tensor where one is taken.
         ValueError: ``nondiff_argnums`` or ``nondiff_argnames`` name no parameter, or ``vmap_method`` is another string. When
             called: a tangent has a wrong shape.
         AttributeError: When called: there is no rule.
@@ -122,6 +123,7 @@ class CustomJVP(Custom[P, R]):
         Arguments of ``nondiff_argnums`` come before ``primals``.
         """
         checks.callables(f"{self.label}.defjvp", rule=rule)
+        self.check_rule("rule", rule, "primals", "tangents")
         self.rule = rule
         self.renew()
         return rule
@@ -148,6 +150,7 @@ class CustomJVP(Custom[P, R]):
             )
         own = _JVPRule(self, call)
         own.result = self.value(call, own.replay.first)
+        check_result(self.label, own.result)
         rule, values = Rule(own.pull, own.push).within(self.surroundings(call)), own.result.release()
         return own.result.tree(declared(rule, values, call.release()))
 

@@ -12,7 +12,7 @@ from fullgrad._core import checks
 from fullgrad._dispatch import pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.changes import CHANGED, versions_of
-from fullgrad._engine.checks import check_like, check_pair, gradients_of
+from fullgrad._engine.checks import check_like, check_pair, check_result, gradients_of
 from fullgrad._engine.differentiated import is_differentiated, is_floating
 from fullgrad._engine.linearity import wider
 from fullgrad._engine.operator import P, R
@@ -81,8 +81,8 @@ def custom_vjp(
         The function. It can be a method, and pickles by its name.
 
     Raises:
-        TypeError: As in :func:`custom_jvp`. When called: ``fwd`` returns no pair; ``bwd`` returns another number of gradients, or
-            one of another structure or dtype.
+        TypeError: As in :func:`custom_jvp`, or ``fwd`` or ``bwd`` takes other arguments. When called: ``fwd`` returns no pair;
+            ``bwd`` returns another number of gradients, or one of another structure or dtype.
         ValueError: As in :func:`custom_jvp`, or ``jvp`` is another string. When called: a gradient has a wrong shape.
         AttributeError: When called: there is no rule.
         RuntimeError: When called: ``f`` or ``fwd`` changes an argument in place, or uses a tensor that needs a derivative and is
@@ -132,6 +132,8 @@ class CustomVJP(Custom[P, R]):
         the gradient of each argument, or None for 0. Arguments of ``nondiff_argnums`` come before the residuals and have none.
         """
         checks.callables(f"{self.label}.defvjp", fwd=fwd, bwd=bwd)
+        self.check_rule("fwd", fwd)
+        self.check_rule("bwd", bwd, "residuals", "cotangent", is_told=_has_parameter(bwd, "needs"))
         self.fwd, self.bwd = fwd, bwd
         self.renew()
 
@@ -142,6 +144,7 @@ class CustomVJP(Custom[P, R]):
     def differentiated(self, call: CustomCall) -> Any:
         own = self.rule_of(call)
         result, residuals = own.forward(call.tensors)
+        check_result(self.label, result)
         rule = Rule(own.pull, own.push).within(self.surroundings(call))
         return result.tree(declared(rule, result.release(), [*call.release(), *residuals]))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._engine.call import Result
 from fullgrad._engine.changes import Surroundings
-from fullgrad._engine.checks import check_like
+from fullgrad._engine.checks import check_like, check_result
 from fullgrad._engine.closure import Refusing
 from fullgrad._engine.copies import frozen
 from fullgrad._engine.differentiated import is_differentiated, may_differ
@@ -49,7 +49,8 @@ def linear_map(
 
     Raises:
         TypeError: A function is not callable. When called: the argument is not a floating or complex tensor, or a function
-            returns no tensor, or ``transpose`` one of another dtype than the argument.
+            returns no tensor, ``apply`` integers where it is differentiated, or ``transpose`` one of another dtype than the
+            argument.
         ValueError: ``vmap_method`` is another string. When a derivative is taken: ``transpose`` returns another shape than that
             of the argument.
         RuntimeError: When called: a function changes its argument, or uses another tensor that needs a derivative.
@@ -105,6 +106,7 @@ class LinearMap(Made[[Tensor], Tensor]):
         y = self._value(functions[direction], direction, x, like)
         if not is_differentiated([x]):
             return y
+        check_result(f"linear_map: `{_NAMES[direction]}`", Result(y))
         kind, later = _kind(x), [frozen(f) for f in functions]
 
         def pull(_: Any, cotangents: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
@@ -116,7 +118,7 @@ class LinearMap(Made[[Tensor], Tensor]):
         return declared(Rule(pull, push, saves=False).within(Surroundings(self.label, *later)), [y], [x])[0]
 
     def _value(self, function: Any, direction: int, x: Tensor, like: Callable[[Tensor], Any]) -> Tensor:
-        name = f"linear_map: `{('apply', 'transpose')[direction]}`"
+        name = f"linear_map: `{_NAMES[direction]}`"
 
         def value(x: Tensor) -> Result:
             y = function(x)
@@ -130,6 +132,9 @@ class LinearMap(Made[[Tensor], Tensor]):
 
         y = values_by(Refusing(name, function), self.method, value, empty, [x]).whole()
         return check_like(f"{name}: its result", "the argument of `apply`", y, *like(x)[:2]) if direction else y
+
+
+_NAMES = "apply", "transpose"
 
 
 def _kind(tensor: Tensor) -> tuple[Any, torch.dtype, torch.device]:

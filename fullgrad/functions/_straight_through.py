@@ -4,17 +4,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.compiler import is_dynamo_compiling
+from torch import Tensor, nn
 
 from fullgrad._core import checks
 from fullgrad._core.recomputed import Recomputed, gradients, pullback, recorded, saved_inputs
-from fullgrad._dispatch import are_differentiated, can_reuse_buffers, has_shape, is_compiling, level_of
+from fullgrad._dispatch import (
+    are_differentiated,
+    can_reuse_buffers,
+    forward_mode_is_on,
+    has_shape,
+    is_compiling,
+    is_differentiating,
+    is_tracing,
+    level_of,
+    transforms_active,
+)
 from fullgrad._engine.call import refuse_hidden
 from fullgrad._engine.changes import CHANGED, Surroundings, versions_of
-from fullgrad._engine.differentiated import leaves_of
+from fullgrad._engine.differentiated import leaves_of, may_differ
 from fullgrad._engine.guard import guard
-from fullgrad._engine.held import held
+from fullgrad._engine.held import content, places
 from fullgrad._engine.operator import P, made, name_of
 from fullgrad._engine.replay import Replay
 from fullgrad.functions._with_reference import WithReference
@@ -30,8 +39,9 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
     inputs that are tensors. Under ``vmap`` both functions see one sample.
 
     A tensor that ``soft`` captures, such as a parameter of a module, gets its derivative too, as in :func:`with_reference`, if it
-    requires a gradient or belongs to a transform when the operator is made. One that does only later raises, since ``soft`` is
-    not called before the backward.
+    requires a gradient or belongs to a transform when the operator is called. What ``soft`` captures is looked up when the
+    operator is made: where that is no tensor and no module, ``soft`` is not looked at before the backward, which raises if it
+    finds one.
 
     Args:
         hard: Called with the inputs; returns a floating tensor.
@@ -55,12 +65,10 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
     Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
     checks.callables("straight_through", hard=hard, soft=soft)
-    captured = _captured(soft)
-    if any(map(level_of, captured)) or any(t.requires_grad for t in captured) or any(are_differentiated(captured)):
+    objects = [value for f in (hard, soft) for value in (f, *[value for *_, value in places(f)])]
+    if any(isinstance(value, (Tensor, nn.Module)) for value in objects):
         return CapturingStraightThrough(hard, soft)
     apply = _operator(name_of(hard), hard, soft).apply
-    if captured or _captured(hard):
-        apply = _with_inputs_in_graphs(apply, CapturingStraightThrough(hard, soft))
     return made(apply, straight_through, hard, soft, like=hard)
 
 
@@ -136,6 +144,7 @@ def _operator(name: str, hard: Any, soft: Any) -> Any:
             return batched[key].apply(*inputs), 0
 
     StraightThroughOf.__name__ = StraightThroughOf.__qualname__ = name
+    StraightThroughOf.apply.__qualname__ = label  # in errors about arguments
     return StraightThroughOf
 
 
@@ -170,30 +179,42 @@ def _check_output(name: str, y: Tensor, like: tuple[Any, torch.dtype], foreign: 
 
 
 class CapturingStraightThrough(WithReference[P, Tensor]):
-    """The operator of a ``soft`` whose captured tensors have derivatives."""
+    """The operator of a ``soft`` that captures tensors or modules, whose derivatives it has where one needs a derivative."""
 
     kind = "straight_through"
 
     def __init__(self, hard: Callable[..., Any], soft: Callable[..., Any]) -> None:
         super().__init__(hard, soft, None, (), "map", None)
         self.made_of = hard, soft
+        self.alone = _operator(name_of(hard), hard, soft).apply
+        # The walk takes several times as long as a call.
+        found = [place for place in places(soft) if _is_capture(place[2])]
+        self.places = [place for place in found if isinstance(place[2], Tensor)]
+        modules = [v for v in (soft, *[value for *_, value in found]) if isinstance(v, nn.Module)]
+        self.modules = list({id(m): m for m in modules}.values())
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not is_tracing() and not kwargs and not self.captures():
+            return self.alone(*args)
         y = super().run(args, kwargs)
         _check_value(self.label, y)
         return y
 
+    def captures(self) -> bool:
+        """Whether a tensor that ``soft`` holds now needs a derivative or belongs to a transform."""
+        if not is_differentiating():
+            return False
+        found = [t for t in map(content, self.places) if isinstance(t, Tensor)]
+        pending = [*self.modules]
+        while pending:  # `parameters()` of many frozen layers takes longer than the call
+            module = pending.pop()
+            found += [p for p in module._parameters.values() if p is not None]
+            pending += [part for part in module._modules.values() if part is not None]
+        if transforms_active() or forward_mode_is_on():
+            return any(map(level_of, found)) or any(are_differentiated(found))
+        return any([t.requires_grad for t in found])  # noqa: C419  # on the hot path
 
-def _captured(function: Any) -> list[Tensor]:
-    """The tensors that a function holds, by itself or in modules."""
-    modules, tensors = held(function)
-    return [*tensors, *[t for m in modules for t in (*m.parameters(), *m.buffers())]]
 
-
-def _with_inputs_in_graphs(apply: Any, capturing: Any) -> Any:
-    """The operator, whose constant tensors are inputs in compiled code, which can have no others."""
-
-    def call(*inputs: Any) -> Tensor:
-        return capturing(*inputs) if is_dynamo_compiling() else apply(*inputs)
-
-    return call
+def _is_capture(value: Any) -> bool:
+    """Whether an object that a function holds is a tensor that may have a derivative, or a module."""
+    return may_differ(value) if isinstance(value, Tensor) else isinstance(value, nn.Module)

@@ -12,7 +12,7 @@ from fullgrad._core import checks
 from fullgrad._dispatch import in_legacy_vmap, is_differentiating, is_traced, pytree
 from fullgrad._engine.call import Call, Result
 from fullgrad._engine.changes import Surroundings
-from fullgrad._engine.checks import check_like, gradients_of
+from fullgrad._engine.checks import check_like, check_result, gradients_of
 from fullgrad._engine.closure import Closure, Refusing
 from fullgrad._engine.copies import frozen
 from fullgrad._engine.differentiated import is_differentiated, may_differ
@@ -67,8 +67,9 @@ def with_reference(
         The operator, a function of the same arguments. It has ``kernel``'s name, and pickles by it or if its parts do.
 
     Raises:
-        TypeError: A function is not callable. When a derivative is taken: a result of ``reference``, ``backward`` or
-            ``jvp`` differs in structure or dtype.
+        TypeError: A function is not callable. Where a call is differentiated: ``kernel`` returns an array of floats,
+            or no floating tensor. When a derivative is taken: a result of ``reference``, ``backward`` or ``jvp`` differs in
+            structure or dtype.
         ValueError: ``vmap_method`` is another string. When a derivative is taken: a result differs in shape.
         RuntimeError: When called: a kernel changes an argument in place. When a derivative is taken: ``reference`` uses a tensor
             that needs a derivative, and that could not be known in the forward; or it draws random numbers and the kernel is
@@ -151,13 +152,14 @@ class _Reference:
         """The result of the call."""
         owner = self.owner
         self.structure = self._forward(self.call.tensors)
-        values = self.structure.release()
         self.closure.hold_unused()
         of_keywords = self.call.split(self.call.tensors)[-1]
         noted, self.captured = self.closure.release()
         inputs = [*self.call.release(), *noted]
         if not is_differentiated(inputs):
-            return self.structure.tree(values)
+            return self.structure.whole()
+        check_result(owner.label, self.structure, owner.constant)
+        values = self.structure.release()
         self.where = [i for i, y in enumerate(values) if may_differ(y) and i not in owner.constant]
         self.like, self.inputs = [(values[i].shape, values[i].dtype) for i in self.where], len(inputs)
         rule, kept = by_reference(self.again), []

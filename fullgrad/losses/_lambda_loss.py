@@ -38,7 +38,8 @@ def lambda_loss(
     order, and the places *r* of the scores, 1 for the highest; equal scores stand in the order of the row. ``"lambdarank"``
     weights a pair by the change of NDCG if the two change places, ``"ndcg2"`` by the step of the discount at their distance, so
     that pairs far below the top count, too. The weights are constants to derivatives, which are otherwise the true ones, of every
-    order. Time and memory grow with the square of the length of a row.
+    order. No place is cut off: there is no ``k``, the truncation level of LambdaMART. Time and memory grow with the square of the
+    length of a row.
 
     A row whose elements all have one relevance has the loss 0. Elements that ``mask`` leaves out change no loss and have the
     gradient 0; a row without an element has the loss 0, and does not count in the mean. A row with a NaN has the loss NaN. Half

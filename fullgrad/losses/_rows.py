@@ -98,6 +98,8 @@ class Rows(NamedTuple):
 def checked_rows(name: str, argument: str, x: Any, other: str, y: Any, dim: Any, reduction: Any, mask: Any, weight: Any) -> Rows:
     """The rows of two tensors along a dimension."""
     x = checked_floating(name, argument, x)
+    if isinstance(y, Tensor) and y.dtype is torch.bool:
+        raise TypeError(f"{name}: `{other}` must be a real tensor, got dtype {y.dtype}: pass `{other}.float()`.")
     checks.real_tensor(name, other, y)
     if not has_shape(y.shape, x.shape):
         raise ValueError(f"{name}: `{other}` must have the shape {tuple(x.shape)} of `{argument}`, got {tuple(y.shape)}.")

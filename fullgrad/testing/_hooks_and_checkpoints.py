@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullgrad._dispatch import TorchDispatchMode
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import NotApplicable, Subject, TorchLimit, close, equal, like, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, TorchLimit, close, equal, gradients_of, like, scalar, slopes_of
 
 
 @check("machinery")
@@ -22,7 +22,7 @@ def checkpointed(s: Subject) -> None:
     for reentrant in (False, True):
         leaves = s.leaves()
         scalar(lambda *x, reentrant=reentrant: checkpoint(s.op, *x, use_reentrant=reentrant))(*leaves).backward()
-        close(tuple(leaf.grad for leaf in leaves), expected)
+        close(slopes_of(leaves), expected)
 
 
 @check("machinery")
@@ -41,7 +41,7 @@ def double_backward_inside_hooks(s: Subject) -> None:
 
     def twice(f) -> tuple[Tensor, ...]:
         leaves = s.leaves()
-        first = torch.autograd.grad(scalar(f)(*leaves), leaves, create_graph=True)
+        first = gradients_of(scalar(f)(*leaves), leaves, create_graph=True)
         parts = [(g.sin() * like(g, i)).sum() for i, g in enumerate(first)] + [0 * leaf.sum() for leaf in leaves]
         return *first, *torch.autograd.grad(torch.stack(parts).sum(), leaves)
 
@@ -100,7 +100,7 @@ def unneeded_gradients_cost_nothing(s: Subject) -> None:
         y = s.op(*leaves)
         ones = torch.ones_like(y)
         with _Work() as mode:
-            torch.autograd.grad(y, [leaves[i] for i in needed], ones)
+            gradients_of(y, [leaves[i] for i in needed], ones)
         return mode.bytes
 
     together, alone = work(s.argnums), [work((i,)) for i in s.argnums]
@@ -121,7 +121,7 @@ def in_place_change_is_detected(s: Subject) -> None:
         with torch.no_grad():
             inputs[i].mul_(-3.0)
         try:
-            actual = torch.autograd.grad(total, leaves)
+            actual = gradients_of(total, leaves)
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error) and "has been modified inplace" not in str(error):
                 raise
@@ -143,7 +143,7 @@ def autocast(s: Subject) -> None:
         equal(single.op(*single.tensors), value)
         y = single.op(*leaves)
     # The backward outside, as torch recommends: inside it would lower the products of torch's own backward.
-    close(torch.autograd.grad(scalar(lambda: y)(), leaves), slopes)
+    close(gradients_of(scalar(lambda: y)(), leaves), slopes)
 
 
 @check("machinery")
@@ -200,10 +200,10 @@ def gradients_in_every_dtype(s: Subject) -> None:
         rounded = [t.to(dtype) for t in s.tensors]
         leaves = [t.clone().requires_grad_() for t in rounded]
         y = s.op(*leaves)
-        actual = torch.autograd.grad(y, leaves, torch.ones_like(y))
+        actual = gradients_of(y, leaves, torch.ones_like(y))
         exact = [t.double().requires_grad_() for t in rounded]
         z = s.reference(*exact)
-        expected = torch.autograd.grad(z, exact, torch.ones_like(z))
+        expected = gradients_of(z, exact, torch.ones_like(z))
         for a, e in zip(actual, expected, strict=True):
             assert a.dtype == dtype, f"gradient of dtype {a.dtype} for an input of {dtype}"
             scale = max(1.0, float(e.abs().max())) if e.numel() else 1.0

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullgrad._core.recomputed import without_aux
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import NotApplicable, Subject, close, like, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, close, gradients_of, like, scalar, slopes_of
 
 # Number of samples that differ only in their noise: enough that some values differ.
 _COPIES = 24
@@ -90,7 +90,7 @@ def _derivatives(s: Subject, f: Callable[..., Any]) -> Iterator[tuple[str, Calla
 
     def second(*x: Tensor) -> None:
         leaves = [t.clone().requires_grad_() for t in x]
-        gradients = torch.autograd.grad(total(*leaves), leaves, create_graph=True)
+        gradients = gradients_of(total(*leaves), leaves, create_graph=True)
         of_gradients = [g.sin().sum() for g in gradients if g.requires_grad]
         if of_gradients:
             torch.autograd.grad(torch.stack(of_gradients).sum(), leaves, allow_unused=True)
@@ -225,7 +225,7 @@ def one_draw_in_value_and_derivatives(s: Subject) -> None:
     # Reverse mode, in eager code, by torch.func, and traced.
     leaves = s.leaves()
     total = seeded(scalar(f), *leaves)
-    gradients = torch.autograd.grad(total, leaves, create_graph=True)
+    gradients = gradients_of(total, leaves, create_graph=True)
     close(tuple(g.detach() for g in gradients), expected)
     value = scalar(lambda *_: y)(*x)
     close(seeded(grad_and_value(scalar(f), s.argnums), *x), (expected, value))
@@ -266,7 +266,7 @@ def checkpoint_draws_again_the_same(s: Subject) -> None:
             scalar(lambda *y: checkpoint(f, *y, use_reentrant=reentrant))(*x).backward()
 
         seeded(run, *leaves)
-        close(tuple(leaf.grad for leaf in leaves), expected)
+        close(slopes_of(leaves), expected)
 
 
 @check("randomness")

@@ -168,7 +168,7 @@ class Subject:
     def gradients(self, function: Callable[..., Any]) -> tuple[Tensor, ...]:
         """The gradient of a scalar of the function's output, by eager reverse mode."""
         leaves = self.leaves()
-        return torch.autograd.grad(scalar(function)(*leaves), leaves)
+        return gradients_of(scalar(function)(*leaves), leaves)
 
     def compare_compiled(self, transform: Transform, *arguments: Any) -> None:
         """Check that the transform of the operator, compiled in one graph, has the eager result of the reference."""
@@ -237,6 +237,18 @@ def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return (weights.cos() * y.sin()).sum()
 
     return total
+
+
+def gradients_of(y: Tensor, inputs: Sequence[Tensor], g: Tensor | None = None, **options: Any) -> tuple[Tensor, ...]:
+    """``torch.autograd.grad(y, inputs, g)``, where a gradient of None, also of a value without a graph, is 0."""
+    found = torch.autograd.grad(y, inputs, g, allow_unused=True, **options) if y.requires_grad else [None] * len(inputs)
+    leading = g.shape[:1] if g is not None and options.get("is_grads_batched") else ()
+    return tuple([x.new_zeros((*leading, *x.shape)) if v is None else v for v, x in zip(found, inputs, strict=True)])
+
+
+def slopes_of(leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients that a backward has put into ``.grad``, in which None is 0."""
+    return tuple([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
 
 
 def like(tensor: Tensor, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch.func import grad, grad_and_value, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import NotApplicable, Subject, close, equal, plain, scalar
+from fullgrad.testing._subject import NotApplicable, Subject, close, equal, gradients_of, plain, scalar
 
 
 @check("tracing", issue=180284)
@@ -20,7 +20,7 @@ def compile_forward_and_backward(s: Subject) -> None:
     def gradients(f):
         leaves = s.leaves()
         y = f(*leaves)
-        return y.detach(), torch.autograd.grad(scalar(lambda *_: y)(*leaves), leaves)
+        return y.detach(), gradients_of(scalar(lambda *_: y)(*leaves), leaves)
 
     close(gradients(s.compiled(lambda f: f)), gradients(s.reference))
 

@@ -2,10 +2,13 @@
 
 import torch
 from torch import Tensor
+from torch.func import jvp, vjp
 
+from fullgrad._core.recomputed import without_aux
 from fullgrad._dispatch import FakeTensorMode
+from fullgrad.testing._randomness import seeded
 from fullgrad.testing._registry import check
-from fullgrad.testing._subject import NotApplicable, Subject, equal
+from fullgrad.testing._subject import NotApplicable, Subject, close, equal, gradients_of
 
 _LAYOUTS = {
     "contiguous": lambda t: t.contiguous(),
@@ -30,6 +33,16 @@ def value_is_exact(s: Subject) -> None:
     plain = _plain(s)
     equal(s.op(*s.tensors), plain(*s.tensors))
     equal(s.op(*s.leaves()).detach(), plain(*s.tensors))
+
+
+@check("value")
+def value_with_a_graph(s: Subject) -> None:
+    """The value is the same where it is differentiated, by reverse and by forward mode, as without a derivative."""
+    plain = seeded(s.op, *s.tensors)
+    close(seeded(s.op, *s.leaves()).detach(), plain)
+    close(seeded(lambda *x: without_aux(vjp(s.op, *x))[0], *s.tensors), plain)
+    if s.has_tangent:
+        close(seeded(lambda *x: jvp(s.op, x, s.tangents())[0], *s.tensors), plain)
 
 
 @check("value")
@@ -93,7 +106,7 @@ def value_on_meta_and_fake_tensors(s: Subject) -> None:
 
     def inspect(tensors: list[Tensor]) -> None:
         y = s.op(*tensors)
-        gradients = torch.autograd.grad(y.sum(), tensors)
+        gradients = gradients_of(y.sum(), tensors)
         assert (y.shape, y.dtype) == (expected.shape, expected.dtype), (y.shape, y.dtype, expected.shape, expected.dtype)
         assert [g.shape for g in gradients] == [t.shape for t in tensors]
 

@@ -105,7 +105,7 @@ def test_code_that_is_compiled_before_inside_and_after():
         assert_close(reset(X[None])[0], expected)
         with fullgrad.adopting(exclude=SavesInput):
             assert_close(reset(X[None])[0], expected)  # the outer scope has it
-    with fullgrad.adopting("elsewhere"):
+    with fullgrad.adopting("types"):
         inner = outside()
     after = outside()
     for found in (inner, after):

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import fullgrad
 from fullgrad._dispatch import DISPATCH
 from fullgrad.adoption._tensors import separate
-from tests.adopting import oracle
+from tests.adopting import operators_of_packages, oracle
 from tests.adopting.functions import SavesInput, SavesIntermediate, X
 
 captured = SavesInput.apply  # as packages keep it
@@ -203,6 +203,9 @@ def test_garbage_collection_in_any_line_of_a_context(context):
     assert set(found) == {(True, False)}
 
 
+NAMESPACE = operators_of_packages.rms_norm._qualname.partition("::")[0]
+
+
 def test_a_context_may_be_limited_to_modules_or_classes():
     """A context may be limited to some modules or classes; the innermost one that names a class decides."""
     here = sys.modules[SavesInput.__module__]
@@ -213,7 +216,6 @@ def test_a_context_may_be_limited_to_modules_or_classes():
         (("tests.adopting.functions.SavesInput",), True),
         ((SavesInput,), True),
         (("tests.adopting.functions.SavesOutput",), False),
-        (("tes",), False),
         ((types,), False),
     ]:
         with fullgrad.adopting(*packages):
@@ -224,6 +226,44 @@ def test_a_context_may_be_limited_to_modules_or_classes():
         assert not works()
         with fullgrad.adopting("tests"):
             assert works()
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("numpi", "'numpy'"),
+        ("tests.adopting.functons", "'tests.adopting.functions'"),
+        ("tests.adopting.functions.SaveInput", "'tests.adopting.functions.SavesInput'"),
+        (f"{NAMESPACE}x", f"'{NAMESPACE}'"),
+        ("nothing_like_it", ""),
+    ],
+)
+def test_a_name_of_nothing_is_refused_when_the_context_is_opened(name, close):
+    """A typo would adopt nothing, or leave nothing alone, without an error."""
+    message = f"adopting: '{name}' is no module, class or namespace of operators.*{f'did you mean {close}' if close else '.'}"
+    for context in (fullgrad.adopting(name), fullgrad.adopting(exclude=name), fullgrad.adopting("tests", name)):
+        with pytest.raises(ValueError, match=message), context:
+            pass
+        with pytest.raises(ValueError, match=message):
+            context(works)()
+    assert not works()
+    with pytest.raises(TypeError, match="a module, a class or a name must be given, got a value of type function"):
+        fullgrad.adopting(works)
+
+
+def test_what_is_not_imported_yet_may_be_named():
+    """By the name of an installed package, of which nothing is imported; and a class by the module that it names."""
+
+    class Elsewhere(torch.autograd.Function):
+        __module__ = "named.elsewhere"
+
+    before = {name for name in ("this", "xml.sax.saxutils") if name in sys.modules}
+    for name in ("this", "xml.sax.saxutils", NAMESPACE, "named", "named.elsewhere", Elsewhere):
+        with fullgrad.adopting(name), fullgrad.adopting(exclude=[name]):
+            pass
+    assert {name for name in ("this", "xml.sax.saxutils") if name in sys.modules} == before
+    with fullgrad.adopting(f"{Elsewhere.__module__}.{Elsewhere.__qualname__}"):
+        pass
 
 
 def test_options_of_adopt_work_in_the_context():

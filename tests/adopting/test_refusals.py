@@ -127,6 +127,16 @@ def test_code_that_looks_at_numbers():
     assert [str(w.message)[:42] for w in caught] == ["Looks runs sample by sample under vmap, as"]
 
 
+@pytest.mark.parametrize("backward", [lambda ctx, g: (g, g), lambda ctx, g: g.sum(), lambda ctx, g: g * torch.ones(7)])
+def test_a_wrong_backward_is_no_code_that_cannot_be_batched(backward):
+    """It raises under vmap without a warning that it runs sample by sample, which it does not."""
+    f = fullgrad.adopt(function(lambda ctx, x: x * 2, backward))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match=r"Broken.backward returned|size of tensor"):
+            vmap(grad(total(f)))(oracle.batch(X))
+
+
 def test_outputs_that_differ_between_samples():
     """A number or a shape that the caller sees has no value for a whole batch."""
     for forward in (lambda ctx, x: (x.clone(), x.sum().item()), lambda ctx, x: x[: int(x.abs().sum())]):

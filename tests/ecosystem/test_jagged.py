@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import fullgrad
-from fullgrad import quantizers, soft, spikes
+from fullgrad import losses, quantizers, soft, spikes
 from tests.ecosystem.calls import CALLS
 
 OFFSETS = torch.tensor([0, 1, 3])
@@ -172,10 +172,14 @@ def test_a_result_has_the_offsets_of_its_input():
     assert fullgrad.clamp(x, min_value=fullgrad.round(x)).shape == x.shape
 
 
-X = jagged(torch.randn(3, 4))
+X, ROWS = jagged(torch.randn(3, 4)), jagged(torch.rand(3))
 ERRORS = {
     "the ragged dimension": (lambda: soft.sort(X, 1), "must be behind the ragged dimension 1 .* got 1"),
     "the ragged dimension from the end": (lambda: soft.max(X, -2), "soft|max: `dim` must be behind .* got -2"),
+    "rows of different length": (lambda: losses.ndcg(ROWS, ROWS), r"ndcg: .* pad it by `to_padded_tensor\(0\)` and pass `mask=`"),
+    "rows without a mask": (lambda: fullgrad.sort_st(ROWS, -1), r"sort_st: .* call it row by row, for `unbind\(\)`; got dim=-1"),
+    "ranks of rows": (lambda: fullgrad.rank_st(ROWS), r"rank_st: .* call it row by row, for `unbind\(\)`; got dim=None"),
+    "losses along the ragged dimension": (lambda: losses.listnet(X, X, dim=1), "listnet: .* got 1. For rows .* pass `mask=`"),
     "one of several": (lambda: fullgrad.clip_grad_norm(X, 1.0, (1, 2)), "clip_grad_norm: `dim` must be behind .* got 1"),
     "the batch": (lambda: soft.narrow(X, torch.ones(3), 1, 0), "must be behind .* got 0"),
     "no dimension": (lambda: fullgrad.rank_st(X), "rank_st: `dim` must be given for a jagged tensor"),

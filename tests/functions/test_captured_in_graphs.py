@@ -161,6 +161,16 @@ def test_straight_through_takes_constants(name):
         agrees(transform(op), [], constants)
 
 
+def test_straight_through_follows_a_tensor_that_both_functions_hold():
+    w, x = torch.tensor(2.0), torch.tensor([0.4, 1.2])
+    op = fullgrad.straight_through(lambda x: torch.round(x * w), lambda x: x * w)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: op(x) * 2, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), torch.round(x * 2) * 2)
+    w.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), w)[0], 2 * x.sum())
+
+
 def test_straight_through_refuses_a_later_constant_by_name():
     x, box = torch.ones(3), Box()
     op = fullgrad.straight_through(lambda x: torch.round(x * box.w), lambda x: x * 2)

@@ -4,6 +4,7 @@ import collections
 import functools
 import inspect
 import math
+import types
 import weakref
 
 import pytest
@@ -237,6 +238,62 @@ def test_captured_tensors_get_their_gradients():
         return fullgrad.straight_through(torch.round, lambda y: k * y)(x).sum()
 
     close(grad(with_constant)(X), 3 + 0 * X)
+
+
+class _Gain(nn.Module):
+    """A module whose operator is made while its parameter is frozen, or before there is one."""
+
+    def __init__(self, is_later):
+        super().__init__()
+        if is_later:
+            self.op = fullgrad.straight_through(lambda x: (x * self.gain).round(), lambda x: x * self.gain)
+        self.gain = nn.Parameter(torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64), requires_grad=False)
+        if not is_later:
+            self.op = fullgrad.straight_through(lambda x: (x * self.gain).round(), lambda x: x * self.gain)
+
+    def forward(self, x):
+        return self.op(x)
+
+
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_captured_tensors_that_are_unfrozen_later_get_their_gradients(is_called_before):
+    """Wherever the tensor is: the operator follows what requires a gradient, or has a tangent, when it is called."""
+
+    def of(soft):
+        return fullgrad.straight_through(lambda x: soft(x).round(), soft)
+
+    for place in ("variable", "list", "attribute", "part of a module", "made later"):
+        module = _Gain(place == "made later")
+        gain, box = module.gain, types.SimpleNamespace(gain=module.gain)
+        kept, parts = [gain], nn.Sequential(nn.Sequential(nn.Identity(), nn.ParameterList([gain])))
+        op = {
+            "variable": of(lambda x, gain=gain: x * gain),
+            "list": of(lambda x, kept=kept: x * kept[0]),
+            "attribute": of(lambda x, box=box: x * box.gain),
+            "part of a module": of(lambda x, parts=parts: x * parts[0][1][0]),
+        }.get(place, module)
+        if is_called_before:
+            op(X)
+        gain.requires_grad_()
+        for x in (X, X.clone().requires_grad_()):
+            (found,) = torch.autograd.grad(op(x).sum(), gain)
+            equal(found, X)
+        with torch.no_grad():
+            assert not op(X).requires_grad
+        gain.requires_grad_(False)
+        assert not op(X).requires_grad
+
+
+def test_frozen_parameters_that_a_transform_replaces_get_their_derivatives():
+    """By `functional_call`, where nothing requires a gradient when the operator is made."""
+    for is_later in (False, True):
+        module = _Gain(is_later)
+        gain, loss = module.gain.detach(), lambda g, m=module: functional_call(m, {"gain": g}, (X,)).sum()
+        close(grad(loss)(gain), X)
+        close(jvp(loss, (gain,), (gain,))[1], (X * gain).sum())
+        close(vmap(grad(loss))(torch.stack([gain, gain])), torch.stack([X, X]))
+        module.gain = nn.Parameter(gain.clone())  # another one, which requires a gradient
+        equal(torch.autograd.grad(module(X).sum(), module.gain)[0], X)
 
 
 def test_gradients_of_hidden_tensors_are_not_lost():

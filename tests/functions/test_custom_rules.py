@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import gc
 import itertools
 import json
@@ -306,6 +307,37 @@ def test_a_wrong_rule_is_an_error_that_names_the_function(name):
         grad(lambda x: f(x * 1, X).sum())(X)
     with pytest.raises(error, match=message):
         f(X.clone().requires_grad_() * 1, X).sum().backward()
+
+
+def test_a_rule_of_other_arguments_is_refused_when_it_is_given():
+    """By the function's name, with what it must take; so is a call of the function itself with other arguments."""
+    g = fullgrad.custom_vjp(lambda x, n: x * n, nondiff_argnums=-1)
+    h = fullgrad.custom_jvp(lambda n, x: x * n, nondiff_argnames="n")
+    for give, message in (
+        (
+            lambda: rules(bwd=lambda g: g),
+            r"custom_vjp: <lambda>: `bwd` must take \(residuals, cotangent\); got the signature \(g",
+        ),
+        (lambda: rules(fwd=lambda x: x), r"`fwd` must take \(x, y\); got the signature \(x\)"),
+        (lambda: g.defvjp(g, lambda r, g: (g,)), r"`bwd` must take \(n, residuals, cotangent\), n by `nondiff_argnums`"),
+        (lambda: h.defjvp(lambda p, t: (p, t)), r"custom_jvp: .* `rule` must take \(n, primals, tangents\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            give()
+    # Those that fit, in any way.
+    for bwd in (lambda *all: None, lambda r, g, needs: None, functools.partial(lambda k, r, g, *, needs=None: None, 3), pow):
+        rules(bwd=bwd)
+    for fwd in (lambda *all: None, lambda x, y=2, z=3: None):
+        rules(fwd=fwd)
+    f, st = rules(), fullgrad.straight_through(torch.round, torch.sin)
+    for x in (X, X.clone().requires_grad_()):
+        for call, message in (
+            (lambda x=x: f(x), r"custom_vjp: <lambda>: missing a required argument: 'y'; its signature is \(x, y\)"),
+            (lambda x=x: f(x, y=x, z=x), "custom_vjp: <lambda>: got an unexpected keyword argument 'z'"),
+            (lambda x=x: st(x, y=1), r"straight_through: round\(\) .*argument 'y'"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                call()
 
 
 def test_wrong_tangents():

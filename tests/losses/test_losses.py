@@ -274,7 +274,7 @@ def test_errors_name_the_rule(function):
     x = torch.ones(2, 3)
     with raises(TypeError, f"{name}: `{first}` must be a tensor, got a value of type list"):
         function([1.0], x)
-    with raises(TypeError, f"{name}: `{second}` must be a real tensor, got dtype torch.bool"):
+    with raises(TypeError, rf"{name}: `{second}` must be a real tensor, got dtype torch.bool: pass `{second}.float\(\)`"):
         function(x, x > 0)
     with raises(ValueError, rf"{name}: `{second}` must have the shape \(2, 3\) of `{first}`, got \(3,\)"):
         function(x, x[0])

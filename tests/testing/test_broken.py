@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fullgrad import Elementwise, Function
+from fullgrad._dispatch import are_differentiated
 from fullgrad._suite.cases._case import numbers
 from fullgrad.testing import CHECKS, GROUPS, Subject, TorchLimit
 from fullgrad.testing._subject import scalar
@@ -270,6 +271,11 @@ class BothAlways(Function):
         return BothAlways.apply(x.movedim(in_dims[0], 0), y.movedim(in_dims[1], 0)), 0
 
 
+def other_value_with_a_graph(x: Tensor) -> Tensor:
+    """An operator whose value is another one where it is differentiated, as of a rule that computes the value again."""
+    return Cube.apply(x) * 1.001 if any(are_differentiated([x])) else Cube.apply(x)
+
+
 def enables_grad(x: Tensor) -> Tensor:
     """An operator that overrules its caller's no_grad."""
     with torch.enable_grad():
@@ -324,6 +330,7 @@ CAUGHT_BY = {
     LoweredByAutocast: {"autocast"},
     DoubleTangent: {"gradients_in_every_dtype"},
     HalfRules: {"gradients_in_every_dtype"},
+    other_value_with_a_graph: {"value_with_a_graph", "value_is_exact"},
     enables_grad: {"modes_around", "modes_inside_transforms"},
     recomputed_once: {"checkpointed"},
     records_without_need: {"saved_bytes"},

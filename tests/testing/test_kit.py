@@ -173,6 +173,41 @@ def test_structures_and_modules_count_as_their_tensors():
     assert report.failures
 
 
+def _without_gradient_of_scale(kind):
+    """x sin(s), whose derivative by s is declared to be 0, which a rule may say by None."""
+    if kind == "plain code":
+        return lambda x, s: x * s.detach().sin()
+    if kind == "custom_vjp":
+        made = fullgrad.custom_vjp(lambda x, s: x * s.sin())
+        made.defvjp(lambda x, s: (made(x, s), s.detach()), lambda s, g: (g * s.sin(), None))
+        return made
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, s):
+            ctx.save_for_backward(s)
+            return x * s.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0].detach().sin(), None
+
+    return fullgrad.adopt(Scaled)
+
+
+@pytest.mark.parametrize("kind", ["custom_vjp", "adopt", "plain code"])
+def test_a_gradient_of_none_is_zero(kind):
+    """Of an operator and of an oracle; where the derivative is not 0, it is a fault."""
+    inputs = torch.randn(4, 3), torch.rand(3)
+    checks = ["reverse", "forward", "second order", "third order", "batching", "machinery", "value"]
+    operator, plain = _without_gradient_of_scale(kind), _without_gradient_of_scale("plain code")
+    check_operator(operator, *inputs, surrogate=plain, value=plain, checks=checks)
+    for true in (lambda x, s: x * s.sin(), lambda x, s: x.detach() * s.sin()):
+        report = check_operator(operator, *inputs, surrogate=true, checks=["reverse"], raise_exception=False)
+        failed = {name for name, r in report.items() if r.status == "failed"}
+        assert failed >= {"backward", "each_input_alone", "func_grad", "func_vjp", "func_jacrev", "batched_cotangents"}
+
+
 def test_a_kernel_is_compared_with_its_reference():
     """Its value and backward, at the given tolerances."""
     kernel = lambda x: torch.sin(x) * (1 + 1e-6)  # noqa: E731

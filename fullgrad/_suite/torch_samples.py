@@ -323,6 +323,11 @@ def _fill() -> None:
         _own("linalg.cond", lambda s, p=p: torch.linalg.cond(s, p), x(2, 3, 3) + 2 * torch.eye(3).double())
     _own("linalg.eigvalsh", lambda s: torch.linalg.eigvalsh(s + s.mT), x(3, 3))
     _own("linalg.eigh", lambda s: [v.abs() for v in torch.linalg.eigh(s + s.mT)], x(3, 3))
+    positive, part = x(3, 3), lambda s: (s + s.mT) / 2
+    positive = positive @ positive.mT + torch.eye(3)
+    turned = lambda s: part(s) + (s - s.mT) - (s - s.mT).detach()  # noqa: E731  a symmetric matrix with any tangent
+    for name, factor in (("cholesky", torch.cholesky), ("linalg.cholesky", torch.linalg.cholesky)):
+        _own(name, lambda s, f=factor: f(turned(s)), positive, surrogate=lambda s, f=factor: f(part(s)))
     _own("triangular_solve", lambda b, s: torch.triangular_solve(b, s)[0], x(3, 2), x(3, 3) + 2 * torch.eye(3).double())
     _own(
         "linalg.ldl_solve",

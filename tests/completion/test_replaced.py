@@ -1,5 +1,6 @@
 """Calls inside `completing` that are made in other words: the same numbers, and no error."""
 
+import itertools
 import math
 
 import pytest
@@ -505,6 +506,37 @@ def test_systems_of_samples_of_other_ranks(name, batches, in_dims):
         for g in (lambda a, b: (f(a, b),), derivative):
             expected = [torch.stack(v) for v in zip(*[g(*s) for s in samples], strict=True)]
             torch.testing.assert_close(list(vmap(g, in_dims)(*moved)), expected)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_factors_of_symmetric_matrices_along_any_direction(dtype, upper):
+    """Every nesting has the derivatives of the symmetric part; the triangle that is not read may hold anything."""
+    torch.manual_seed(0)
+    a, *vs = torch.randn(4, 3, 3, dtype=dtype)
+    a = a @ a.mH + torch.eye(3)
+    one = a.triu() if upper else a.tril()
+    given = torch.stack([a, one, one.masked_fill(one == 0, math.nan)])
+    factor = lambda a: torch.view_as_real(torch.linalg.cholesky(a, upper=upper) + 0j).sin().sum()  # noqa: E731
+    steps = {
+        "f": lambda f, v: lambda a: jvp(f, (a,), (v,))[1],
+        "r": lambda f, v: lambda a: (grad(f)(a) * v.conj()).real.sum(),
+    }
+
+    def nested(f, kinds):
+        for kind, v in zip(kinds, vs, strict=False):
+            f = steps[kind](f, v)
+        return f
+
+    with fullgrad.completing():
+        for order in (1, 2, 3):
+            expected = nested(lambda a: factor((a + a.mH) / 2), "r" * order)(a).expand(3)
+            for kinds in itertools.product("fr", repeat=order):
+                torch.testing.assert_close(vmap(nested(factor, kinds))(given), expected)
+        loss = lambda a: D.MultivariateNormal(a[0], (a + a.mT) / 2).log_prob(a[1])  # noqa: E731
+        plain = lambda a: D.MultivariateNormal(a[0], a).log_prob(a[1])  # noqa: E731
+        if not dtype.is_complex:
+            torch.testing.assert_close(hessian(plain)(a), hessian(loss)(a))
 
 
 def test_eager_second_derivatives_of_distances_that_broadcast():

@@ -281,6 +281,7 @@ def _fill() -> None:
     _own("nn.functional.embedding_bag", lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"), x(4, 2))
     _own("nn.functional.multi_margin_loss", lambda s: F.multi_margin_loss(s, torch.tensor([0, 2])), x(2, 3))
     labels = torch.tensor([0, 2])
+    _own("nn.functional.one_hot", lambda i, s: F.one_hot(i, 3) * s, labels, x(2, 3))
     for loss in (F.multi_margin_loss, F.nll_loss, F.cross_entropy):
         for reduction in ("none", "mean"):
             weighted = functools.partial(loss, reduction=reduction)
@@ -439,7 +440,6 @@ NOT_JUDGED: dict[str, str] = {
     "chalf": "its result is in complex half precision, for which torch has few kernels",
     **dict.fromkeys(("normal", "normal.number_mean"), "torch declares its derivatives 0; torch.distributions.Normal has rsample"),
     "to_sparse": "its result is sparse, which the transforms do not take",
-    "nn.functional.one_hot": "its inputs are indices, which have no derivative",
     "sparse.mm.reduce": "its inputs are sparse, which the transforms do not take",
     "sparse.sampled_addmm": "its inputs are sparse, which the transforms do not take",
     "torch.ops.aten._efficient_attention_forward": "it has a kernel for GPUs alone",

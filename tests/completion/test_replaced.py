@@ -128,6 +128,26 @@ def test_singular_values_of_complex_samples():
             vmap(lambda x: torch.allclose(x, X[0]))(X)
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 0)])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_labels_of_samples(shape, dim):
+    """Ones at them, within every nesting; a label that is none is refused, as are unknown classes."""
+    labels = torch.arange(math.prod(shape)).reshape(shape) % 4
+    x = seeded(*shape, 4)
+    f = lambda x, i: (F.one_hot(i, 4) * x).square().sum()  # noqa: E731
+    moved = labels.movedim(0, dim)
+    with fullgrad.completing():
+        for g in (f, grad(f), jacrev(f), hessian(f), lambda x, i: jvp(lambda x: grad(f)(x, i), (x,), (x,))[1]):
+            expected = torch.stack([g(a, b) for a, b in zip(x, labels, strict=True)])
+            torch.testing.assert_close(vmap(g, (0, dim))(x, moved), expected)
+        if labels.numel():
+            for wrong in (labels + 4, labels - 9):
+                with pytest.raises(RuntimeError, match="out of bounds"):
+                    vmap(grad(f), (0, dim))(x, wrong.movedim(0, dim))
+            with pytest.raises(RuntimeError):
+                vmap(grad(lambda x, i: (F.one_hot(i) * x).sum()), (0, dim))(x, moved)
+
+
 def test_columns_of_samples():
     """A batch of columns side by side is that of its samples."""
     with fullgrad.completing():

@@ -15,6 +15,7 @@ from fullgrad.completion._registry import (
     completes,
     completes_backward,
     needs_gradient,
+    prepares,
 )
 
 
@@ -28,6 +29,12 @@ def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
     size = absolute(error)
     small = torch.where(size < delta, error, 0)  # an infinite error times 0 is no number
     return _reduced(torch.where(size < delta, 0.5 * small * small, delta * (size - 0.5 * delta)), reduction).to(dtype)
+
+
+@prepares("smooth_l1_loss_backward")
+def _with_nan(g: Tensor, x: Tensor, target: Tensor, *args: Any) -> tuple[Any, ...]:
+    """torch's rule for a batch takes the sign of what is no number, which is 0."""
+    return torch.where((x - target).isnan(), torch.nan, g), x, target, *args
 
 
 @completes("soft_margin_loss", NO_SECOND)

@@ -596,20 +596,21 @@ NOT_NUMBERS = {
     "pdist, largest": lambda x: torch.pdist(x, math.inf),
     "logit": lambda x: torch.logit(x / 3),
     "logit, clamped": lambda x: torch.logit(x / 3, 0.1),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, torch.zeros(2, 2)),
     "logit, clamped, half precision": lambda x: torch.logit(x.half() / 3, 0.1),
 }
 
 
 @pytest.mark.parametrize("name", NOT_NUMBERS)
 def test_what_is_no_number_has_no_number_as_its_slope(name):
-    """The gradient is NaN where torch's is, in reverse mode, forward mode and inside of a second derivative."""
+    """The gradient is NaN where torch's is, in reverse mode, forward mode, a batch and inside of a second derivative."""
     loss = lambda x: NOT_NUMBERS[name](x).sum()  # noqa: E731
     x = torch.tensor([[math.nan, 1.0], [1.0, 2.0]])
     expected = grad(loss)(x)
     is_none = expected.isnan() | (x.isnan() if "logit" in name else False)  # torch's is NaN at some sizes of a tensor
     assert is_none.any()
     with fullgrad.completing():
-        found = grad(loss)(x), jvp(grad(loss), (x,), (x.sign(),))[0]
+        found = grad(loss)(x), jvp(grad(loss), (x,), (x.sign(),))[0], vmap(grad(loss))(x[None])[0]
         tangent = jvp(loss, (x,), (torch.ones_like(x),))[1]
     assert tangent.isnan()
     for g in found:

@@ -16,6 +16,8 @@ from fullgrad.completion._registry import (
     completes_backward,
     needs_gradient,
     prepares,
+    replaces,
+    valued,
 )
 
 
@@ -89,6 +91,22 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
 @completes_backward("multilabel_margin_loss_backward")
 def _multilabel_margin_loss_backward(g: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Tensor:
     return pulled_back(lambda x: _multilabel_margin_loss(x, target, reduction)[0], (x,), (0,), g)[0]
+
+
+@replaces("binary_cross_entropy_with_logits")
+def _of_logits(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    r"""\(-p t \log \sigma(x) - (1 - t) \log \sigma(-x)\), with the value by torch's steps of eager code; those that it has
+    under a transform take the difference of two infinities at -inf.
+    """
+    log, other = torch.nn.functional.logsigmoid(x), torch.nn.functional.logsigmoid(-x)
+    if pos_weight is None:
+        y, scale = -other - target * x, 1
+    else:
+        y, scale = -other * (1 - target) - log * (pos_weight * target), (pos_weight - 1) * target + 1
+    y = valued(y, ((1 - target) * x - log * scale).detach())
+    return _reduced(y if weight is None else y * weight, reduction)
 
 
 # --- Weights: factors of torch's own losses without weights -------------------------------------------------------------------

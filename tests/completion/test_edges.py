@@ -587,6 +587,26 @@ def test_a_slope_that_is_not_used_spoils_no_gradient(value):
         torch.testing.assert_close(grad(f, (0, 1))(x, w), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("options", [{}, {"weight": X[0]}, {"pos_weight": X[0] / 4}, {"weight": X[0], "pos_weight": X[0] / 4}])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_infinite_logits(options, reduction):
+    """Values and gradients are those of eager code, and second derivatives are 0."""
+    x = torch.tensor([[-math.inf, math.inf, 0.3, -math.inf], [math.inf, -math.inf, -120.0, 90.0]])
+    t = torch.tensor([[1.0, 0.0, 0.6, 0.0], [1.0, 0.4, 0.0, 1.0]])
+    f = lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction=reduction, **options)  # noqa: E731
+    leaves = [v.clone().requires_grad_() for v in (x, t)]
+    expected = torch.autograd.grad(f(*leaves).sum(), leaves)
+    loss = lambda x, t: f(x, t).sum()  # noqa: E731
+    with fullgrad.completing():
+        assert torch.equal(vmap(f)(x[None], t[None])[0].nan_to_num(-1), f(x, t).nan_to_num(-1))
+        torch.testing.assert_close(grad(loss, (0, 1))(x, t), expected, equal_nan=True)
+        found = vmap(grad(loss, (0, 1)))(x[None], t[None])
+        torch.testing.assert_close(tuple(v[0] for v in found), expected, equal_nan=True)
+        bent = hessian(loss)(x, t)
+    assert not bent.isnan().any()
+    assert not bent.view(8, 8)[x.isinf().view(-1)].any()
+
+
 NOT_NUMBERS = {
     "huber_loss": lambda x: F.huber_loss(x, torch.zeros(2, 2)),
     "huber_loss by the target": lambda x: F.huber_loss(torch.zeros(2, 2), x),

@@ -278,6 +278,12 @@ def _fill() -> None:
         x(4, 2),
         x(2, 2),
     )
+    _own(
+        "nn.functional.embedding_bag",
+        lambda w, s: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, per_sample_weights=s, mode="sum", padding_idx=3),
+        x(4, 2),
+        x(2, 2),
+    )
     _own("nn.functional.embedding_bag", lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"), x(4, 2))
     _own("nn.functional.multi_margin_loss", lambda s: F.multi_margin_loss(s, torch.tensor([0, 2])), x(2, 3))
     labels = torch.tensor([0, 2])

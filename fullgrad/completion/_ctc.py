@@ -39,14 +39,15 @@ def _loss(
     torch's gradient is that of logarithms of shares, which sum to 1: it has the sum of the shares of all steps on top.
     """
     steps, targets_ = _lengths(input_lengths), _lengths(target_lengths)
+    ends = torch.tensor(steps, device=x.device).unsqueeze(-1)
+    counts = torch.arange(x.shape[0], device=x.device).unsqueeze(-1) < ends.squeeze(-1)
     y = accumulated(x)
-    y = torch.where(y > _LEAST, y, _LEAST)
+    y = torch.where(counts.unsqueeze(-1) & (y > _LEAST), y, _LEAST)
     states = _states(targets.long(), targets_, blank)
     count, device = states.shape[1], x.device
     place = torch.arange(count, device=device)
     before = torch.cat([states[:, :2], states[:, :-2]], -1) if count > 2 else states
     can_skip = (place >= 2) & (states != blank) & (states != before)
-    ends = torch.tensor(steps, device=device).unsqueeze(-1)
 
     def moved(a: Tensor, by: int) -> Tensor:
         return (
@@ -63,8 +64,7 @@ def _loss(
     likelihood = logsumexp(torch.where(is_last, alpha, _LEAST), -1)
     is_empty = ends.squeeze(-1) == 0  # without a step nothing depends on the logarithms, as in torch
     is_impossible = (likelihood < _LEAST / 2) & ~is_empty
-    counts = torch.arange(y.shape[0], device=device).unsqueeze(-1) < ends.squeeze(-1)
-    shares = torch.where(counts, y.exp().sum(-1), 0).sum(0)
+    shares = y.exp().sum((0, -1))
     factor = torch.where(is_impossible, 0.0 if zero_infinity else torch.nan, 1.0).to(y.dtype)
     return torch.where(is_empty, 0, factor * (shares - likelihood)).to(x.dtype)
 

@@ -607,6 +607,40 @@ def test_infinite_logits(options, reduction):
     assert not bent.view(8, 8)[x.isinf().view(-1)].any()
 
 
+BAGS, LABELS, STEPS = torch.tensor([[0, 2], [1, 3]]), torch.tensor([[1], [2]]), (torch.tensor([4, 2]), torch.tensor([1, 1]))
+NOT_COUNTED = {  # the shapes of tensors, and a place of one of them that does not count
+    "rows of padding": (lambda w, p: F.embedding_bag(BAGS, w, mode="sum", per_sample_weights=p, padding_idx=2), 0, 2),
+    "weights of padding": (lambda w, p: F.embedding_bag(BAGS, w, mode="sum", per_sample_weights=p, padding_idx=2), 1, (0, 1)),
+    "rows of padding, means": (lambda w, p: F.embedding_bag(BAGS, w, mode="mean", padding_idx=2) * p, 0, 2),
+    "rows of padding, largest": (lambda w, p: F.embedding_bag(BAGS, w, mode="max", padding_idx=2) * p, 0, 2),
+    "steps behind the last": (lambda x, p: F.ctc_loss(x.unflatten(1, (2, 3)), LABELS, *STEPS) * p, 0, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", NOT_COUNTED)
+def test_what_does_not_count_is_in_no_derivative(name, value):
+    """Neither in the first nor in the second ones, in eager code and by transforms."""
+    f, i, place = NOT_COUNTED[name]
+    xs = [seeded(4, 6).unflatten(1, (2, 3)).log_softmax(-1).flatten(1) if "steps" in name else seeded(4, 2), seeded(2, 2)]
+    ones = tuple([torch.ones_like(x) for x in xs])
+    loss = lambda *xs: f(*xs).sin().sum()  # noqa: E731
+
+    def results():
+        leaves = [x.clone().requires_grad_() for x in xs]
+        first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.sum() for g in first), leaves, materialize_grads=True)
+        of_batch = vmap(grad(loss, (0, 1)))(*[x[None] for x in xs])
+        return *first, *second, *grad(loss, (0, 1))(*xs), *of_batch, *jvp(grad(loss, (0, 1)), tuple(xs), ones)[1]
+
+    found = []
+    for v in (0.0, value):
+        xs[i][place] = v
+        with fullgrad.completing():
+            found.append(results())
+    torch.testing.assert_close(found[1], found[0])
+
+
 NOT_NUMBERS = {
     "huber_loss": lambda x: F.huber_loss(x, torch.zeros(2, 2)),
     "huber_loss by the target": lambda x: F.huber_loss(torch.zeros(2, 2), x),

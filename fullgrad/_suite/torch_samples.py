@@ -292,6 +292,12 @@ def _fill() -> None:
         for reduction in ("none", "mean"):
             weighted = functools.partial(loss, reduction=reduction)
             _own(f"nn.functional.{loss.__name__}", lambda s, w, f=weighted: f(s, labels, weight=w), x(2, 3), x(3, low=1, high=2))
+    _own("nn.functional.cross_entropy", lambda s, i: F.cross_entropy(s, i, label_smoothing=0.1), x(2, 3), labels)
+    _own(
+        "nn.functional.cross_entropy",
+        lambda s, w, i: F.cross_entropy(s, i, w, ignore_index=2, label_smoothing=0.1),
+        *(x(2, 3), x(3, low=1, high=2), labels),
+    )
     _own("nn.functional.nll_loss", lambda s, w: F.nll_loss(s, labels[None], weight=w), x(1, 3, 2), x(3, low=1, high=2))
     _own(
         "nn.functional.binary_cross_entropy",

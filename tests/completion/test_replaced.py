@@ -148,6 +148,27 @@ def test_labels_of_samples(shape, dim):
                 vmap(grad(lambda x, i: (F.one_hot(i) * x).sum()), (0, dim))(x, moved)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 4, 2)])
+def test_entropies_of_labels_of_samples(shape, smoothing, reduction):
+    """Logits, weights and labels that all samples share, or not."""
+    options = {"label_smoothing": smoothing, "reduction": reduction, "ignore_index": 1}
+    f = lambda x, w, i: F.cross_entropy(x, i, w, **options)  # noqa: E731
+    of_labels = (2, *shape[:-1]) if len(shape) < 3 else (2, shape[0], shape[2])
+    labels = torch.tensor([0, 2, 1, 3, 1, 2, 0, 0, 3, 1, 2, 1])[: math.prod(of_labels)].reshape(of_labels)
+    given = seeded(2, *shape).float(), seeded(2, 4).float().exp(), labels
+    slopes = grad(lambda *xs: f(*xs).sin().sum(), (0, 1))
+    tangent = lambda x, w, i: jvp(lambda x, w: f(x, w, i), (x, w), (w.sum() * x, w.cos()))[1]  # noqa: E731
+    ways = f, lambda *xs: slopes(*xs)[0], lambda *xs: slopes(*xs)[1], tangent, grad(lambda *xs: tangent(*xs).sum())
+    for in_dims in [d for d in itertools.product((0, None), repeat=3) if 0 in d]:
+        own = [v if d == 0 else v[0] for v, d in zip(given, in_dims, strict=True)]
+        with fullgrad.completing():
+            for g in ways:
+                expected = [g(*[v[k] if d == 0 else v for v, d in zip(own, in_dims, strict=True)]) for k in range(2)]
+                torch.testing.assert_close(vmap(g, in_dims)(*own), torch.stack(expected), equal_nan=True)
+
+
 def test_columns_of_samples():
     """A batch of columns side by side is that of its samples."""
     with fullgrad.completing():

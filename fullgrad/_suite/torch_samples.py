@@ -262,6 +262,8 @@ def _fill() -> None:
     target, lengths = torch.tensor([[1, 2], [2, 1]]), (torch.tensor([4, 4]), torch.tensor([2, 1]))
     _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, *lengths, reduction="none"), x(4, 2, 3))
     _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, *lengths), x(4, 2, 3))
+    of_lengths = lambda s, n, m: F.ctc_loss(s.log_softmax(-1), target, n, m)  # noqa: E731
+    _own("nn.functional.ctc_loss", of_lengths, x(4, 2, 3), torch.tensor([4, 3]), torch.tensor([2, 1]))
     for loss in (
         F.mse_loss,
         F.l1_loss,

@@ -606,6 +606,35 @@ def test_alignments_of_one_sample_with_lengths_without_dimensions():
             torch.testing.assert_close(way(alone), way(of_batch))
 
 
+ALIGNED = {  # logarithms of shares, labels, and lengths, of two samples
+    "labels in rows": torch.tensor([[[1, 2], [3, 3]], [[2, 2], [1, 3]]]),
+    "labels in a row": torch.tensor([[1, 2, 3], [3, 1, 2]]),
+}
+LENGTHS = {"labels in rows": torch.tensor([[2, 1], [1, 1]]), "labels in a row": torch.tensor([[2, 1], [1, 2]])}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("name", ALIGNED)
+def test_ctc_losses_of_lengths_of_samples(name, reduction):
+    """They are those of each sample, also where the longest of its labels is shorter; lengths that are too long are refused."""
+    steps = torch.tensor([[6, 4], [3, 5]])
+    given = seeded(2, 6, 8).unflatten(-1, (2, 4)).log_softmax(-1), ALIGNED[name], steps, LENGTHS[name]
+    f = lambda x, *lengths: F.ctc_loss(x, *lengths, reduction=reduction).sin().sum()  # noqa: E731
+    tangent = lambda x, *lengths: jvp(lambda x: f(x, *lengths), (x,), (x.cos(),))[1]  # noqa: E731
+    ways = f, grad(f), tangent, grad(tangent), lambda x, *lengths: jvp(lambda x: grad(f)(x, *lengths), (x,), (x.cos(),))[1]
+    for in_dims in [d for d in itertools.product((0, None), repeat=4) if 0 in d]:
+        own = [v if d == 0 else v[0] for v, d in zip(given, in_dims, strict=True)]
+        with fullgrad.completing():
+            for g in ways:
+                expected = [g(*[v[k] if d == 0 else v for v, d in zip(own, in_dims, strict=True)]) for k in range(2)]
+                torch.testing.assert_close(vmap(g, in_dims)(*own), torch.stack(expected))
+    for wrong in (steps + 2, steps - 9):
+        with fullgrad.completing(), pytest.raises(RuntimeError, match="input_lengths"):
+            vmap(grad(f))(*given[:2], wrong, given[3])
+    with fullgrad.completing(), pytest.raises(RuntimeError, match=r"size|sum"):
+        vmap(grad(f))(*given[:3], given[3] + 1)
+
+
 def test_ctc_losses_of_lengths_in_python():
     """They have the derivatives of the same lengths in tensors, also of each sample, and torch's errors."""
     x, targets = seeded(2, 6, 2, 4), torch.tensor([[1, 2, 2], [3, 1, 0]])

@@ -1066,8 +1066,16 @@ def guard_on(make: Callable[[], Any], attribute: str) -> None:
 # --- Names for `completing` ------------------------------------------------------------------------------------------------
 
 
+# torch enters the rules of batches that it has in Python at the first vmap, in place of those that are there.
+_enter_batch_rules: Any = _optional(
+    "_functorch.vmap.lazy_load_decompositions", lambda: None, "a gradient of smooth_l1_loss in a batch may lose NaN"
+)
+
+
 def torch_kernel(op: Any, key: str) -> Callable[..., Any]:
     """torch's own kernel of an operator at a dispatch key, a function of the set of keys and the arguments."""
+    if key == "FuncTorchBatched":
+        _enter_batch_rules()
     return torch.library.get_kernel(op, key).call_boxed
 
 

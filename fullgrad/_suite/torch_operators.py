@@ -229,6 +229,8 @@ def _hurt(problem: "Problem") -> Iterator[Try]:
         yield Try(
             f"gradient{name}", lambda p=changed: p.gradients(), lambda found, own=own, n=noise: _same_gradients(found, own, n)
         )
+        if " with " in name:  # rules of batches are others
+            yield Try(f"gradient{name}, in a batch", lambda p=changed: (p.gradients(), p.gradients(is_batched=True)), _same_nan)
 
 
 def _most(x: Tensor) -> float:
@@ -505,15 +507,18 @@ class Problem(NamedTuple):
             return jvp(f, xs, tuple([torch.ones_like(x) for x in xs]))[0]
         return tuple([y[0] for y in vmap(f, randomness="same")(*[x.unsqueeze(0) for x in xs])])
 
-    def gradients(self, is_eager: bool = False) -> Any:
-        """The gradients of a weighted sum."""
+    def gradients(self, is_eager: bool = False, is_batched: bool = False) -> Any:
+        """The gradients of a weighted sum, also of a batch of one."""
         of = self.differentiated
 
         def f(*xs: Tensor) -> Tensor:
             return self.loss("a weighted sum", self.results(*self.filled(of, xs)))
 
+        slopes, xs = grad(f, tuple(range(len(of)))), [self.inputs[i] for i in of]
+        if is_batched:
+            return tuple([g[0] for g in vmap(slopes, randomness="same")(*[x.unsqueeze(0) for x in xs])])
         if not is_eager:
-            return grad(f, tuple(range(len(of))))(*[self.inputs[i] for i in of])
+            return slopes(*xs)
         leaves = [self.inputs[i].clone().requires_grad_() for i in of]
         try:
             return torch.autograd.grad(f(*leaves), leaves, allow_unused=True, materialize_grads=True)
@@ -625,6 +630,14 @@ def _same_values(found: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence
         if not is_right.all():
             i = int((~is_right).flatten().nonzero()[0])
             return f"{WRONG}: {float(a.flatten()[i]):.8g} for torch's {float(b.flatten()[i]):.8g}"
+    return ""
+
+
+def _same_nan(found: Sequence[Sequence[Tensor]]) -> str:
+    """Tell where gradients of a batch of one are no numbers and those without a batch are, or the other way around."""
+    for one, of_batch in zip(*found, strict=True):
+        if (differs := one.isnan() != of_batch.isnan()).any():
+            return f"{WRONG}: {of_batch[differs][0]} for {one[differs][0]} without a batch"
     return ""
 
 

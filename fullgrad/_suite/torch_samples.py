@@ -262,6 +262,8 @@ def _fill() -> None:
     target, lengths = torch.tensor([[1, 2], [2, 1]]), (torch.tensor([4, 4]), torch.tensor([2, 1]))
     _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, *lengths, reduction="none"), x(4, 2, 3))
     _own("nn.functional.ctc_loss", lambda s: F.ctc_loss(s.log_softmax(-1), target, *lengths), x(4, 2, 3))
+    of_lengths = lambda s, n, m: F.ctc_loss(s.log_softmax(-1), target, n, m)  # noqa: E731
+    _own("nn.functional.ctc_loss", of_lengths, x(4, 2, 3), torch.tensor([4, 3]), torch.tensor([2, 1]))
     for loss in (
         F.mse_loss,
         F.l1_loss,
@@ -278,13 +280,26 @@ def _fill() -> None:
         x(4, 2),
         x(2, 2),
     )
+    _own(
+        "nn.functional.embedding_bag",
+        lambda w, s: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, per_sample_weights=s, mode="sum", padding_idx=3),
+        x(4, 2),
+        x(2, 2),
+    )
     _own("nn.functional.embedding_bag", lambda w: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), w, mode="mean"), x(4, 2))
     _own("nn.functional.multi_margin_loss", lambda s: F.multi_margin_loss(s, torch.tensor([0, 2])), x(2, 3))
     labels = torch.tensor([0, 2])
+    _own("nn.functional.one_hot", lambda i, s: F.one_hot(i, 3) * s, labels, x(2, 3))
     for loss in (F.multi_margin_loss, F.nll_loss, F.cross_entropy):
         for reduction in ("none", "mean"):
             weighted = functools.partial(loss, reduction=reduction)
             _own(f"nn.functional.{loss.__name__}", lambda s, w, f=weighted: f(s, labels, weight=w), x(2, 3), x(3, low=1, high=2))
+    _own("nn.functional.cross_entropy", lambda s, i: F.cross_entropy(s, i, label_smoothing=0.1), x(2, 3), labels)
+    _own(
+        "nn.functional.cross_entropy",
+        lambda s, w, i: F.cross_entropy(s, i, w, ignore_index=2, label_smoothing=0.1),
+        *(x(2, 3), x(3, low=1, high=2), labels),
+    )
     _own("nn.functional.nll_loss", lambda s, w: F.nll_loss(s, labels[None], weight=w), x(1, 3, 2), x(3, low=1, high=2))
     _own(
         "nn.functional.binary_cross_entropy",
@@ -323,6 +338,11 @@ def _fill() -> None:
         _own("linalg.cond", lambda s, p=p: torch.linalg.cond(s, p), x(2, 3, 3) + 2 * torch.eye(3).double())
     _own("linalg.eigvalsh", lambda s: torch.linalg.eigvalsh(s + s.mT), x(3, 3))
     _own("linalg.eigh", lambda s: [v.abs() for v in torch.linalg.eigh(s + s.mT)], x(3, 3))
+    positive, part = x(3, 3), lambda s: (s + s.mT) / 2
+    positive = positive @ positive.mT + torch.eye(3)
+    turned = lambda s: part(s) + (s - s.mT) - (s - s.mT).detach()  # noqa: E731  a symmetric matrix with any tangent
+    for name, factor in (("cholesky", torch.cholesky), ("linalg.cholesky", torch.linalg.cholesky)):
+        _own(name, lambda s, f=factor: f(turned(s)), positive, surrogate=lambda s, f=factor: f(part(s)))
     _own("triangular_solve", lambda b, s: torch.triangular_solve(b, s)[0], x(3, 2), x(3, 3) + 2 * torch.eye(3).double())
     _own(
         "linalg.ldl_solve",
@@ -447,7 +467,6 @@ NOT_JUDGED: dict[str, str] = {
     "chalf": "its result is in complex half precision, for which torch has few kernels",
     **dict.fromkeys(("normal", "normal.number_mean"), "torch declares its derivatives 0; torch.distributions.Normal has rsample"),
     "to_sparse": "its result is sparse, which the transforms do not take",
-    "nn.functional.one_hot": "its inputs are indices, which have no derivative",
     "sparse.mm.reduce": "its inputs are sparse, which the transforms do not take",
     "sparse.sampled_addmm": "its inputs are sparse, which the transforms do not take",
     "torch.ops.aten._efficient_attention_forward": "it has a kernel for GPUs alone",

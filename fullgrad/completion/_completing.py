@@ -416,6 +416,8 @@ def _kernel(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
         if transforms_active() or forward_mode_is_on():
             if own.has_first and _is_for_gradients(args):
                 return original(keys, *args, **kwargs)
+            if own.is_prepared:
+                return original(keys, *own.formula(*args, **kwargs), **kwargs)
             has_no_batch = own.lacks == NO_BATCH and "Vmap" in active_transforms()
             return _completed(functools.partial(original, keys), own.formula, args, kwargs, has_value=not has_no_batch)
         if is_missing(args):

@@ -36,7 +36,7 @@ def _embedding_bag(
     counts, bags = indices != padding_idx, torch.arange(starts.shape[0], device=bag.device)
     rows, sizes = weight.index_select(0, indices), ((bag == bags.unsqueeze(-1)) & counts).sum(-1)
     if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(-1)
+        rows = _counted(rows, counts) * _counted(per_sample_weights.unsqueeze(-1), counts)
     is_max = mode == MAX
     y = _largest(rows, (bag == bags.unsqueeze(-1)) & counts) if is_max else _summed(rows, bag, counts, sizes, mode)
     return y, bag, sizes, torch.zeros_like(sizes)
@@ -48,9 +48,14 @@ def _bags(indices: Tensor, starts: Tensor) -> Tensor:
     return torch.searchsorted(starts, place, right=True) - 1
 
 
+def _counted(x: Tensor, counts: Tensor) -> Tensor:
+    """The rows that count, before they are multiplied: 0 times what is no number is none."""
+    return torch.where(counts.unsqueeze(-1), x, 0)
+
+
 def _summed(rows: Tensor, bag: Tensor, counts: Tensor, sizes: Tensor, mode: int) -> Tensor:
     """The sum of the rows of each bag, which reads the rows of no other, or their mean."""
-    own = accumulated(torch.where(counts.unsqueeze(-1), rows, 0))
+    own = accumulated(_counted(rows, counts))
     y = torch.zeros(sizes.shape[0], rows.shape[1], dtype=own.dtype, device=own.device).index_add(0, bag, own)
     return (y / sizes.clamp(min=1).unsqueeze(-1) if mode == MEAN else y).to(rows.dtype)
 
@@ -88,16 +93,19 @@ def _backward(
     zeros = torch.zeros(count, g.shape[1], dtype=g.dtype, device=g.device)
     if mode == MAX:
         return zeros.scatter_add(0, largest.clamp(min=0).long(), torch.where(largest >= 0, g, 0))
-    rows, counts = g.index_select(0, _bags(indices, offsets)), indices != padding_idx
+    counts = indices != padding_idx
+    rows = _counted(g.index_select(0, _bags(indices, offsets)), counts)
     if mode == MEAN:
         rows = rows / sizes.clamp(min=1).index_select(0, _bags(indices, offsets)).unsqueeze(-1)
-    rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(-1)
-    return zeros.index_add(0, indices, torch.where(counts.unsqueeze(-1), rows, 0))
+    if per_sample_weights is not None:
+        rows = rows * _counted(per_sample_weights.unsqueeze(-1), counts)
+    return zeros.index_add(0, indices, rows)
 
 
 @completes_backward("_embedding_bag_per_sample_weights_backward")
 def _backward_of_weights(
     g: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding_idx: int = -1
 ) -> Tensor:
-    products = (g.index_select(0, _bags(indices, offsets)) * weight.index_select(0, indices)).sum(-1)
-    return torch.where(indices != padding_idx, products, 0)
+    counts = indices != padding_idx
+    rows, of_table = g.index_select(0, _bags(indices, offsets)), weight.index_select(0, indices)
+    return (_counted(rows, counts) * _counted(of_table, counts)).sum(-1)

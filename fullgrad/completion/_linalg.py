@@ -17,6 +17,7 @@ from fullgrad.completion._registry import (
     WRONG_FORWARD,
     completes,
     prepares,
+    valued,
 )
 
 
@@ -125,6 +126,14 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     unit = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor)
     inverse = torch.linalg.solve_triangular(factor, unit, upper=upper)
     return inverse @ inverse.mH if upper else inverse.mH @ inverse
+
+
+@completes("linalg_cholesky_ex", WRONG_FORWARD, has_first=True, is_prepared=True)
+def _symmetric(a: Tensor, **_: Any) -> tuple[Tensor]:
+    r"""torch's tangent is that of a symmetric one, and its gradient that of \((A + A^H) / 2\), though one triangle is read."""
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        return (a,)  # torch has the words
+    return (valued((a + a.mH) / 2, a.detach()),)
 
 
 @completes("cholesky", NO_FORWARD)

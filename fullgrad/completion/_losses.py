@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
+from fullgrad._dispatch import active_transforms
 from fullgrad.completion._registry import (
     NO_FORWARD,
     NO_SECOND,
@@ -15,6 +16,9 @@ from fullgrad.completion._registry import (
     completes,
     completes_backward,
     needs_gradient,
+    prepares,
+    replaces,
+    valued,
 )
 
 
@@ -28,6 +32,12 @@ def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
     size = absolute(error)
     small = torch.where(size < delta, error, 0)  # an infinite error times 0 is no number
     return _reduced(torch.where(size < delta, 0.5 * small * small, delta * (size - 0.5 * delta)), reduction).to(dtype)
+
+
+@prepares("smooth_l1_loss_backward")
+def _with_nan(g: Tensor, x: Tensor, target: Tensor, *args: Any) -> tuple[Any, ...]:
+    """torch's rule for a batch takes the sign of what is no number, which is 0."""
+    return torch.where((x - target).isnan(), torch.nan, g), x, target, *args
 
 
 @completes("soft_margin_loss", NO_SECOND)
@@ -84,6 +94,47 @@ def _multilabel_margin_loss_backward(g: Tensor, x: Tensor, target: Tensor, reduc
     return pulled_back(lambda x: _multilabel_margin_loss(x, target, reduction)[0], (x,), (0,), g)[0]
 
 
+@replaces("binary_cross_entropy_with_logits")
+def _of_logits(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    r"""\(-p t \log \sigma(x) - (1 - t) \log \sigma(-x)\), with the value by torch's steps of eager code; those that it has
+    under a transform take the difference of two infinities at -inf.
+    """
+    log, other = torch.nn.functional.logsigmoid(x), torch.nn.functional.logsigmoid(-x)
+    if pos_weight is None:
+        y, scale = -other - target * x, 1
+    else:
+        y, scale = -other * (1 - target) - log * (pos_weight * target), (pos_weight - 1) * target + 1
+    y = valued(y, ((1 - target) * x - log * scale).detach())
+    return _reduced(y if weight is None else y * weight, reduction)
+
+
+def _of_labels(weight: Tensor, target: Tensor, kept: Tensor) -> Tensor:
+    """The weight of each label, 0 of those that are ignored; a label without a dimension is no index in Python."""
+    index = torch.where(kept, target, 0)
+    return torch.where(kept, weight.index_select(0, index.reshape(-1)).reshape(index.shape), 0)
+
+
+@replaces("cross_entropy_loss")
+def _smoothed_cross_entropy(
+    x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1, ignored: Any = -100, smoothing: float = 0.0
+) -> Any:
+    """torch's steps for labels, none of them in place: logarithms that all samples share take no mask of each."""
+    if not 0 < smoothing <= 1 or x.shape == target.shape or "Vmap" not in active_transforms():
+        return NotImplemented
+    dim = min(x.ndim - 1, 1)
+    y = torch.nn.functional.log_softmax(x, dim)
+    own = torch.ops.aten.nll_loss_nd(y, target, weight, reduction, ignored)
+    kept = target != ignored
+    shares = kept if weight is None else _of_labels(weight, target, kept)
+    every = y if weight is None else y * weight.reshape(-1, *[1] * (x.ndim - 1 - dim))
+    loss = torch.where(kept, -every.sum(dim), 0)
+    loss = (loss.sum() / shares.sum() if reduction == 1 else loss.sum()) if reduction else loss
+    scaled = torch.ops.aten.mul.Scalar  # whose tangent has the dtype of a number of each sample
+    return scaled(loss, smoothing / x.shape[dim]) + scaled(own, 1 - smoothing)
+
+
 # --- Weights: factors of torch's own losses without weights -------------------------------------------------------------------
 
 
@@ -95,7 +146,7 @@ def _completes_nll_loss(name: str) -> None:
         if weight is None:
             return NotImplemented
         each, kept = op(x, target, None, 0, ignored)[0], target != ignored
-        weights = torch.where(kept, accumulated(weight)[torch.where(kept, target, 0)], 0)
+        weights = _of_labels(accumulated(weight), target, kept)
         loss, total = torch.where(kept, each * weights, 0), weights.sum() if reduction else weights.new_zeros(())
         if reduction:
             loss = loss.sum() / total if reduction == 1 else loss.sum()

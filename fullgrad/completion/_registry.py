@@ -35,7 +35,8 @@ class Completed(NamedTuple):
     ``lean`` is called instead where a user calls the operator, and may use operators of this package. ``batched`` says that
     torch cannot batch it, and ``issue`` is torch's public one. With ``has_first`` torch's first derivative in reverse mode is
     right, and taken where it is all that is asked for. With some arguments torch lacks a derivative in eager code, too, as
-    ``is_missing`` says of them; with ``keeps_first`` that is none of the first ones.
+    ``is_missing`` says of them; with ``keeps_first`` that is none of the first ones. With ``is_prepared`` torch's derivatives are
+    right of the arguments that the formula returns.
     """
 
     formula: Callable[..., Any]
@@ -47,6 +48,7 @@ class Completed(NamedTuple):
     has_first: bool = False
     is_missing: Callable[[Sequence[Any]], bool] | None = None
     keeps_first: bool = False
+    is_prepared: bool = False
 
 
 # The derivatives of a function of single elements by its arguments, by their places: each a function that computes it, and the
@@ -112,11 +114,12 @@ def completes(
     has_first: bool = False,
     is_missing: Callable[[Sequence[Any]], bool] | None = None,
     keeps_first: bool = False,
+    is_prepared: bool = False,
 ) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator of ``torch.ops.aten``."""
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        own = Completed(formula, lacks, batched, lean, issue, None, has_first, is_missing, keeps_first)
+        own = Completed(formula, lacks, batched, lean, issue, None, has_first, is_missing, keeps_first, is_prepared)
         COMPLETED[name] = own
         return formula
 

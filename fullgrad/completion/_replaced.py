@@ -110,6 +110,15 @@ def _narrow(x: Tensor, dim: int, start: Tensor, length: int) -> Any:
     return x.narrow(dim, int(start), length)
 
 
+@replaces("one_hot")
+def _one_hot(x: Tensor, num_classes: int = -1) -> Any:  # torch's name
+    """torch's own rule for a batch, which it has for the innermost transform alone: elsewhere it reads labels in Python."""
+    if innermost(x).ndim == x.ndim or x.dtype != torch.int64 or num_classes <= 0:
+        return NotImplemented  # torch has the words
+    zeros = torch.zeros(*x.shape, num_classes, dtype=x.dtype, device=x.device)
+    return zeros.scatter(-1, x.unsqueeze(-1), 1)
+
+
 @replaces("item")
 def _item(x: Tensor) -> Any:
     """torch refuses the number of a batch; one that all samples share would lose its derivative without an error."""

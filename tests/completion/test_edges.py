@@ -620,6 +620,60 @@ def test_a_slope_that_is_not_used_spoils_no_gradient(value):
         torch.testing.assert_close(grad(f, (0, 1))(x, w), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("options", [{}, {"weight": X[0]}, {"pos_weight": X[0] / 4}, {"weight": X[0], "pos_weight": X[0] / 4}])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_infinite_logits(options, reduction):
+    """Values and gradients are those of eager code, and second derivatives are 0."""
+    x = torch.tensor([[-math.inf, math.inf, 0.3, -math.inf], [math.inf, -math.inf, -120.0, 90.0]])
+    t = torch.tensor([[1.0, 0.0, 0.6, 0.0], [1.0, 0.4, 0.0, 1.0]])
+    f = lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction=reduction, **options)  # noqa: E731
+    leaves = [v.clone().requires_grad_() for v in (x, t)]
+    expected = torch.autograd.grad(f(*leaves).sum(), leaves)
+    loss = lambda x, t: f(x, t).sum()  # noqa: E731
+    with fullgrad.completing():
+        assert torch.equal(vmap(f)(x[None], t[None])[0].nan_to_num(-1), f(x, t).nan_to_num(-1))
+        torch.testing.assert_close(grad(loss, (0, 1))(x, t), expected, equal_nan=True)
+        found = vmap(grad(loss, (0, 1)))(x[None], t[None])
+        torch.testing.assert_close(tuple(v[0] for v in found), expected, equal_nan=True)
+        bent = hessian(loss)(x, t)
+    assert not bent.isnan().any()
+    assert not bent.view(8, 8)[x.isinf().view(-1)].any()
+
+
+BAGS, LABELS, STEPS = torch.tensor([[0, 2], [1, 3]]), torch.tensor([[1], [2]]), (torch.tensor([4, 2]), torch.tensor([1, 1]))
+NOT_COUNTED = {  # the shapes of tensors, and a place of one of them that does not count
+    "rows of padding": (lambda w, p: F.embedding_bag(BAGS, w, mode="sum", per_sample_weights=p, padding_idx=2), 0, 2),
+    "weights of padding": (lambda w, p: F.embedding_bag(BAGS, w, mode="sum", per_sample_weights=p, padding_idx=2), 1, (0, 1)),
+    "rows of padding, means": (lambda w, p: F.embedding_bag(BAGS, w, mode="mean", padding_idx=2) * p, 0, 2),
+    "rows of padding, largest": (lambda w, p: F.embedding_bag(BAGS, w, mode="max", padding_idx=2) * p, 0, 2),
+    "steps behind the last": (lambda x, p: F.ctc_loss(x.unflatten(1, (2, 3)), LABELS, *STEPS) * p, 0, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", NOT_COUNTED)
+def test_what_does_not_count_is_in_no_derivative(name, value):
+    """Neither in the first nor in the second ones, in eager code and by transforms."""
+    f, i, place = NOT_COUNTED[name]
+    xs = [seeded(4, 6).unflatten(1, (2, 3)).log_softmax(-1).flatten(1) if "steps" in name else seeded(4, 2), seeded(2, 2)]
+    ones = tuple([torch.ones_like(x) for x in xs])
+    loss = lambda *xs: f(*xs).sin().sum()  # noqa: E731
+
+    def results():
+        leaves = [x.clone().requires_grad_() for x in xs]
+        first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(g.sum() for g in first), leaves, materialize_grads=True)
+        of_batch = vmap(grad(loss, (0, 1)))(*[x[None] for x in xs])
+        return *first, *second, *grad(loss, (0, 1))(*xs), *of_batch, *jvp(grad(loss, (0, 1)), tuple(xs), ones)[1]
+
+    found = []
+    for v in (0.0, value):
+        xs[i][place] = v
+        with fullgrad.completing():
+            found.append(results())
+    torch.testing.assert_close(found[1], found[0])
+
+
 NOT_NUMBERS = {
     "huber_loss": lambda x: F.huber_loss(x, torch.zeros(2, 2)),
     "huber_loss by the target": lambda x: F.huber_loss(torch.zeros(2, 2), x),
@@ -629,20 +683,21 @@ NOT_NUMBERS = {
     "pdist, largest": lambda x: torch.pdist(x, math.inf),
     "logit": lambda x: torch.logit(x / 3),
     "logit, clamped": lambda x: torch.logit(x / 3, 0.1),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, torch.zeros(2, 2)),
     "logit, clamped, half precision": lambda x: torch.logit(x.half() / 3, 0.1),
 }
 
 
 @pytest.mark.parametrize("name", NOT_NUMBERS)
 def test_what_is_no_number_has_no_number_as_its_slope(name):
-    """The gradient is NaN where torch's is, in reverse mode, forward mode and inside of a second derivative."""
+    """The gradient is NaN where torch's is, in reverse mode, forward mode, a batch and inside of a second derivative."""
     loss = lambda x: NOT_NUMBERS[name](x).sum()  # noqa: E731
     x = torch.tensor([[math.nan, 1.0], [1.0, 2.0]])
     expected = grad(loss)(x)
     is_none = expected.isnan() | (x.isnan() if "logit" in name else False)  # torch's is NaN at some sizes of a tensor
     assert is_none.any()
     with fullgrad.completing():
-        found = grad(loss)(x), jvp(grad(loss), (x,), (x.sign(),))[0]
+        found = grad(loss)(x), jvp(grad(loss), (x,), (x.sign(),))[0], vmap(grad(loss))(x[None])[0]
         tangent = jvp(loss, (x,), (torch.ones_like(x),))[1]
     assert tangent.isnan()
     for g in found:

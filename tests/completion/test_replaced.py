@@ -128,6 +128,47 @@ def test_singular_values_of_complex_samples():
             vmap(lambda x: torch.allclose(x, X[0]))(X)
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 0)])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_labels_of_samples(shape, dim):
+    """Ones at them, within every nesting; a label that is none is refused, as are unknown classes."""
+    labels = torch.arange(math.prod(shape)).reshape(shape) % 4
+    x = seeded(*shape, 4)
+    f = lambda x, i: (F.one_hot(i, 4) * x).square().sum()  # noqa: E731
+    moved = labels.movedim(0, dim)
+    with fullgrad.completing():
+        for g in (f, grad(f), jacrev(f), hessian(f), lambda x, i: jvp(lambda x: grad(f)(x, i), (x,), (x,))[1]):
+            expected = torch.stack([g(a, b) for a, b in zip(x, labels, strict=True)])
+            torch.testing.assert_close(vmap(g, (0, dim))(x, moved), expected)
+        if labels.numel():
+            for wrong in (labels + 4, labels - 9):
+                with pytest.raises(RuntimeError, match="out of bounds"):
+                    vmap(grad(f), (0, dim))(x, wrong.movedim(0, dim))
+            with pytest.raises(RuntimeError):
+                vmap(grad(lambda x, i: (F.one_hot(i) * x).sum()), (0, dim))(x, moved)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 4, 2)])
+def test_entropies_of_labels_of_samples(shape, smoothing, reduction):
+    """Logits, weights and labels that all samples share, or not."""
+    options = {"label_smoothing": smoothing, "reduction": reduction, "ignore_index": 1}
+    f = lambda x, w, i: F.cross_entropy(x, i, w, **options)  # noqa: E731
+    of_labels = (2, *shape[:-1]) if len(shape) < 3 else (2, shape[0], shape[2])
+    labels = torch.tensor([0, 2, 1, 3, 1, 2, 0, 0, 3, 1, 2, 1])[: math.prod(of_labels)].reshape(of_labels)
+    given = seeded(2, *shape).float(), seeded(2, 4).float().exp(), labels
+    slopes = grad(lambda *xs: f(*xs).sin().sum(), (0, 1))
+    tangent = lambda x, w, i: jvp(lambda x, w: f(x, w, i), (x, w), (w.sum() * x, w.cos()))[1]  # noqa: E731
+    ways = f, lambda *xs: slopes(*xs)[0], lambda *xs: slopes(*xs)[1], tangent, grad(lambda *xs: tangent(*xs).sum())
+    for in_dims in [d for d in itertools.product((0, None), repeat=3) if 0 in d]:
+        own = [v if d == 0 else v[0] for v, d in zip(given, in_dims, strict=True)]
+        with fullgrad.completing():
+            for g in ways:
+                expected = [g(*[v[k] if d == 0 else v for v, d in zip(own, in_dims, strict=True)]) for k in range(2)]
+                torch.testing.assert_close(vmap(g, in_dims)(*own), torch.stack(expected), equal_nan=True)
+
+
 def test_columns_of_samples():
     """A batch of columns side by side is that of its samples."""
     with fullgrad.completing():
@@ -508,6 +549,37 @@ def test_systems_of_samples_of_other_ranks(name, batches, in_dims):
             torch.testing.assert_close(list(vmap(g, in_dims)(*moved)), expected)
 
 
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_factors_of_symmetric_matrices_along_any_direction(dtype, upper):
+    """Every nesting has the derivatives of the symmetric part; the triangle that is not read may hold anything."""
+    torch.manual_seed(0)
+    a, *vs = torch.randn(4, 3, 3, dtype=dtype)
+    a = a @ a.mH + torch.eye(3)
+    one = a.triu() if upper else a.tril()
+    given = torch.stack([a, one, one.masked_fill(one == 0, math.nan)])
+    factor = lambda a: torch.view_as_real(torch.linalg.cholesky(a, upper=upper) + 0j).sin().sum()  # noqa: E731
+    steps = {
+        "f": lambda f, v: lambda a: jvp(f, (a,), (v,))[1],
+        "r": lambda f, v: lambda a: (grad(f)(a) * v.conj()).real.sum(),
+    }
+
+    def nested(f, kinds):
+        for kind, v in zip(kinds, vs, strict=False):
+            f = steps[kind](f, v)
+        return f
+
+    with fullgrad.completing():
+        for order in (1, 2, 3):
+            expected = nested(lambda a: factor((a + a.mH) / 2), "r" * order)(a).expand(3)
+            for kinds in itertools.product("fr", repeat=order):
+                torch.testing.assert_close(vmap(nested(factor, kinds))(given), expected)
+        loss = lambda a: D.MultivariateNormal(a[0], (a + a.mT) / 2).log_prob(a[1])  # noqa: E731
+        plain = lambda a: D.MultivariateNormal(a[0], a).log_prob(a[1])  # noqa: E731
+        if not dtype.is_complex:
+            torch.testing.assert_close(hessian(plain)(a), hessian(loss)(a))
+
+
 def test_eager_second_derivatives_of_distances_that_broadcast():
     """Also by the rows that all batches share."""
     a, b = [torch.randn(shape, dtype=torch.float64) for shape in ((2, 3, 4), (5, 4))]
@@ -532,6 +604,35 @@ def test_alignments_of_one_sample_with_lengths_without_dimensions():
     with fullgrad.completing():
         for way in (lambda f: jvp(f, (x,), (t,)), lambda f: jvp(grad(f), (x,), (t,)), lambda f: hessian(f)(x)):
             torch.testing.assert_close(way(alone), way(of_batch))
+
+
+ALIGNED = {  # logarithms of shares, labels, and lengths, of two samples
+    "labels in rows": torch.tensor([[[1, 2], [3, 3]], [[2, 2], [1, 3]]]),
+    "labels in a row": torch.tensor([[1, 2, 3], [3, 1, 2]]),
+}
+LENGTHS = {"labels in rows": torch.tensor([[2, 1], [1, 1]]), "labels in a row": torch.tensor([[2, 1], [1, 2]])}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("name", ALIGNED)
+def test_ctc_losses_of_lengths_of_samples(name, reduction):
+    """They are those of each sample, also where the longest of its labels is shorter; lengths that are too long are refused."""
+    steps = torch.tensor([[6, 4], [3, 5]])
+    given = seeded(2, 6, 8).unflatten(-1, (2, 4)).log_softmax(-1), ALIGNED[name], steps, LENGTHS[name]
+    f = lambda x, *lengths: F.ctc_loss(x, *lengths, reduction=reduction).sin().sum()  # noqa: E731
+    tangent = lambda x, *lengths: jvp(lambda x: f(x, *lengths), (x,), (x.cos(),))[1]  # noqa: E731
+    ways = f, grad(f), tangent, grad(tangent), lambda x, *lengths: jvp(lambda x: grad(f)(x, *lengths), (x,), (x.cos(),))[1]
+    for in_dims in [d for d in itertools.product((0, None), repeat=4) if 0 in d]:
+        own = [v if d == 0 else v[0] for v, d in zip(given, in_dims, strict=True)]
+        with fullgrad.completing():
+            for g in ways:
+                expected = [g(*[v[k] if d == 0 else v for v, d in zip(own, in_dims, strict=True)]) for k in range(2)]
+                torch.testing.assert_close(vmap(g, in_dims)(*own), torch.stack(expected))
+    for wrong in (steps + 2, steps - 9):
+        with fullgrad.completing(), pytest.raises(RuntimeError, match="input_lengths"):
+            vmap(grad(f))(*given[:2], wrong, given[3])
+    with fullgrad.completing(), pytest.raises(RuntimeError, match=r"size|sum"):
+        vmap(grad(f))(*given[:3], given[3] + 1)
 
 
 def test_ctc_losses_of_lengths_in_python():

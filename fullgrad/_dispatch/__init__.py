@@ -4,7 +4,7 @@
 * `rules` checks the arguments and results of the author's rules, `derivatives` prepares ``vjp`` and ``jvp`` for the engine.
 * `state` tells what torch is doing; `forward_marks` and `compile_cache` hold what an author may declare; `nodes` makes nodes of
   graphs; `trees` maps structures.
-* `repeatable` is a context for code that writes in place, which a tracer records.
+* `in_place` has `repeatable`, a context for code that writes in place, which a tracer records.
 * `unknown` compares sizes and numbers that depend on data.
 * `inference` has the transforms of torch 2.11 leave inference mode, as later ones do.
 * `overrides` makes the public functions honor ``__torch_function__``, `jagged` makes them take nested tensors.
@@ -20,6 +20,7 @@ from fullgrad._dispatch import fallback, functorch
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.graph_calls import catch_in_graphs
+from fullgrad._dispatch.in_place import repair_folded, repeatable
 from fullgrad._dispatch.inference import outside_inference_mode, refuse_lost_derivatives, vjp
 from fullgrad._dispatch.interception import (
     call_operator,
@@ -44,7 +45,6 @@ from fullgrad._dispatch.overrides import (
     unscriptable,
     without_question,
 )
-from fullgrad._dispatch.repeatable import repair_folded, repeatable
 from fullgrad._dispatch.rules import Rules, VmapInfo, in_place_message
 from fullgrad._dispatch.split_rows import (
     finite_extremes,

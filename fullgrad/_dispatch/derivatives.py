@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from fullgrad._dispatch import torch_private
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import saves_nothing
-from fullgrad._dispatch.repeatable import repeatable
+from fullgrad._dispatch.in_place import repeatable
 from fullgrad._dispatch.state import is_tracing, with_memory
 
 

@@ -389,7 +389,7 @@ def _tie_of_step(value: ast.expr, x: str) -> str | None:
 
 
 def _threshold_of_step(value: ast.expr, x: str) -> ast.expr | None:
-    """What the input is compared with; None if it is not compared itself, but for a number that is subtracted."""
+    """The number that the input is compared with; None if it is not compared itself, but for a number that is subtracted."""
     value = _without_kept(value)
     sides: list[ast.expr] = []
     if isinstance(value, ast.Compare):

@@ -125,8 +125,8 @@ def _sums_of_0(x: Tensor, where: Tensor) -> Tensor:
 
 
 def _running_product_with_infinities(x: Tensor) -> Tensor:
-    """That of the finite numbers, times the others as constants, whose own slopes are products of finite numbers. There is no
-    slope by one of two that are not finite, nor where it is a product of 0 and one that is not.
+    """The product of the finite numbers, times the others as constants, whose own slopes are products of finite numbers. There is
+    no slope by one of two that are not finite, nor where it is a product of 0 and one that is not.
     """
     is_finite, is_0 = x.detach().isfinite(), x.detach() == 0
     count, zeros = (~is_finite).cumsum(-1), is_0.cumsum(-1)

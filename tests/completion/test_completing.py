@@ -255,6 +255,9 @@ CALLS = {
     "_euclidean_dist": (lambda x: torch.cdist(x[:2], x[2:], compute_mode="use_mm_for_euclid_dist"), seeded(5, 2)),
     "_pdist_forward": (lambda x: F.pdist(x, 1.5), seeded(4, 2)),
     "cholesky": (lambda a: torch.cholesky(a @ a.mT), matrix()),
+    "linalg_cholesky_ex": (lambda a: torch.linalg.cholesky(a @ a.mT), matrix()),
+    "sgn": (lambda x: torch.complex(x, x * x + 1).sgn().real, seeded(4)),
+    "vander": (torch.vander, seeded(4)),
     "mvlgamma": (lambda x: torch.mvlgamma(x, 2), seeded(3, low=2)),
     "grid_sampler_2d": (lambda x: F.grid_sample(W.reshape(1, 1, 2, 3), x.reshape(1, 2, 1, 2), align_corners=True), seeded(4) / 3),
     "grid_sampler_2d, bicubic": (
@@ -422,7 +425,7 @@ EAGER = [
     for name in CALLS
     if COMPLETED[name.partition(",")[0].removesuffix(" in evaluation")].lacks not in (NO_DERIVATIVE, WRONG_GRADIENT, NO_WEIGHTS)
 ]
-for torch_raises in ("multi_margin_loss, by weights", "linalg_cond", "linalg_cond, of rows", "linalg_cond.p_str"):
+for torch_raises in ("multi_margin_loss, by weights", "linalg_cond", "linalg_cond, of rows", "linalg_cond.p_str", "vander"):
     EAGER.remove(torch_raises)
 EAGER.remove("_linalg_det, of rank 3")
 

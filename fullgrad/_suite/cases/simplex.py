@@ -74,7 +74,7 @@ CURVES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
 def _capped(x: Tensor, k: Any, softness: Any, mode: str) -> Tensor:
     curve, slope = CURVES[mode]
     v = x / softness
-    z = Centered.apply(v.detach(), _constant(k) if isinstance(k, Tensor) else float(k), mode)
+    z = Centered.apply(v.detach(), _constant(k) if isinstance(k, Tensor) else float(k), mode, None)
     solution = (v.detach() - z)[..., :1]
 
     def step(theta: Tensor) -> Tensor:

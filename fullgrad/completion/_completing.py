@@ -367,7 +367,7 @@ def _installed() -> torch.library.Library:
 
         def enter(op: Any, key: str, kernel: Callable[..., Any]) -> None:
             leave_to_python(kernel)
-            library.impl(op, kernel, key, with_keyset=True)
+            library.impl(op, kernel, key, with_keyset=True, allow_override=True)  # torch 2.11 asks for it
 
         for name, op in _overloads().items():
             own = COMPLETED[name]

@@ -19,7 +19,7 @@ from fullgrad._dispatch import (
     level_of,
     transforms_active,
 )
-from fullgrad._engine.call import refuse_hidden
+from fullgrad._engine.call import Result, refuse_hidden
 from fullgrad._engine.changes import CHANGED, Surroundings, versions_of
 from fullgrad._engine.differentiated import leaves_of, may_differ
 from fullgrad._engine.guard import guard
@@ -199,6 +199,9 @@ class CapturingStraightThrough(WithReference[P, Tensor]):
         y = super().run(args, kwargs)
         _check_value(self.label, y)
         return y
+
+    def check_differentiated(self, result: Result) -> None:
+        _check_value(self.label, result.tree(result.tensors))
 
     def captures(self) -> bool:
         """Whether a tensor that ``soft`` holds now needs a derivative or belongs to a transform."""

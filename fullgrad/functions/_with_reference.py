@@ -122,6 +122,10 @@ class WithReference(Made[P, R]):
             return self.function(*args, **kwargs)
         return _Reference(self, call).result()
 
+    def check_differentiated(self, result: Result) -> None:
+        """Refuse the result of a differentiated call whose derivative would be lost."""
+        check_result(self.label, result, self.constant)
+
     def compared(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The operator and the reference, without results that have no derivative, which the reference may leave out."""
         if not self.constant:
@@ -158,7 +162,7 @@ class _Reference:
         inputs = [*self.call.release(), *noted]
         if not is_differentiated(inputs):
             return self.structure.whole()
-        check_result(owner.label, self.structure, owner.constant)
+        owner.check_differentiated(self.structure)
         values = self.structure.release()
         self.where = [i for i, y in enumerate(values) if may_differ(y) and i not in owner.constant]
         self.like, self.inputs = [(values[i].shape, values[i].dtype) for i in self.where], len(inputs)

@@ -547,6 +547,7 @@ OF_FORMULAS = (
     "polar",
     "linspace",
     "logspace",
+    "vander",
 )
 
 

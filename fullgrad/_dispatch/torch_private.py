@@ -508,11 +508,36 @@ def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """
     node = [function]
 
-    def mark(function: Any) -> None:
-        node[0] = torch._dynamo.nonstrict_trace(_disabled(function))
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with _counted_jvps():
+            return function(*args, **kwargs)
+
+    def mark(_: Any) -> None:
+        node[0] = torch._dynamo.nonstrict_trace(_disabled(counted))
 
     mark_for_dynamo(mark, function)
     return node
+
+
+_transforms: Any = _optional(
+    "_functorch.eager_transforms", SimpleNamespace(JVP_NESTING=0), "a jvp in a node of a compiled jvp may raise"
+)
+
+
+@contextlib.contextmanager
+def _counted_jvps() -> Iterator[None]:
+    """A context in which torch counts all jvps that are active, and their dual level. It does so in Python, where the jvps of a
+    graph that runs do not count: the next one would open a second level, which raises and leaves the first one open.
+    """
+    before = _transforms.JVP_NESTING, forward_ad._current_level
+    active = [i.key().name for i in (interpreters() if interpreters else None) or ()].count("Jvp")
+    if active > before[0]:
+        _transforms.JVP_NESTING, forward_ad._current_level = active, max(0, before[1])
+    try:
+        yield
+    finally:
+        _transforms.JVP_NESTING, forward_ad._current_level = before
 
 
 def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

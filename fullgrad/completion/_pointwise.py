@@ -60,17 +60,19 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
 _VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 _SHARES_TIES = _VERSION >= (2, 14)  # bounds of clamp, and fmax, with their arguments, as maximum does
 
+_UNLIKE = "forward mode has other slopes than reverse mode at NaN, before torch 2.14 some at ties"
+
 
 def _completes_ties(name: str) -> Callable[[Any], Any]:
     """A decorator that enters an operator whose equal arguments share tangents as they do gradients since torch 2.14."""
     if _SHARES_TIES:
         return lambda formula: formula
-    return completes(name, "before torch 2.14 forward mode has other slopes than reverse mode at ties and NaN", has_first=True)
+    return completes(name, _UNLIKE, has_first=True)
 
 
 def _completes_nan(name: str, is_entered: bool = True) -> Callable[[Any], Any]:
     """A decorator that enters an operator which gives the whole slope to each of two numbers if one is NaN, but no tangent."""
-    of_nan = completes(name, "forward mode has other slopes than reverse mode at NaN", has_first=True)
+    of_nan = completes(name, _UNLIKE, has_first=True)
     return of_nan if is_entered else lambda formula: formula
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 
@@ -149,6 +150,18 @@ LAP = laplacian(lambda x, p: u(x, p))
 @pytest.mark.long(but=1)
 def test_made_outside_it_is_one_node_of_compiled_code(f):
     torch.testing.assert_close(torch.compile(f, backend="aot_eager", fullgraph=True)(P), f(P))
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("act", [F.gelu, F.softplus, F.elu, torch.tanh])
+def test_compiled_tangents_of_it_are_those_of_eager_code(act):
+    """The curves of some functions need jvps inside of the node, which a compiled jvp around it may not hide."""
+    lap, w = laplacian(lambda x, w: act(w @ x).sum()), torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
+    batch = w[:, :2].cos()
+    values = lambda w: vmap(lap, (0, None))(batch, w)  # noqa: E731
+    for f in (lambda w: jvp(values, (w,), (w,))[1], lambda w: jvp(grad(lambda w: values(w).square().sum()), (w,), (w,))[1]):
+        torch.testing.assert_close(torch.compile(f, backend="aot_eager", fullgraph=True)(w), f(w))
+        jvp(torch.sin, (w,), (w,))  # no level is left open
 
 
 @pytest.mark.long

@@ -76,16 +76,14 @@ class FunctionModule(nn.Module):
     def _keep(self, arguments: Mapping[str, Any], learnable: Sequence[str]) -> None:
         """Make attributes, parameters and buffers of the arguments."""
         name = type(self).__name__
+        among = ", ".join(k for k, p in self._arguments.items() if _takes_tensors(p)) or "none"
         if isinstance(learnable, Tensor) or not isinstance(learnable, Iterable):
-            among = ", ".join(k for k, p in self._arguments.items() if _takes_tensors(p)) or "none"
             raise TypeError(f"{name}: `learnable` must be a name, or a list of names, among {among}, got {_shown(learnable)}.")
         learnable = (learnable,) if isinstance(learnable, str) else tuple(learnable)
         for learned in learnable:
             if learned not in self._arguments:
-                among = ", ".join(self._arguments) or "none"
                 raise ValueError(f"{name}: `learnable` must be among {among}, got {learned!r}.")
             if not _takes_tensors(self._arguments[learned]):
-                among = ", ".join(k for k, p in self._arguments.items() if _takes_tensors(p)) or "none"
                 raise TypeError(f"{name}: `learnable` must name arguments that may be tensors ({among}), got {learned!r}.")
         for key, value in arguments.items():
             if key in learnable:

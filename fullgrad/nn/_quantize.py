@@ -37,7 +37,7 @@ _KNOWN = (*_LAYERS, *_TRANSPOSED, *_EMBEDDINGS, *_RECURRENT, nn.MultiheadAttenti
 _OF_SEVERAL = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
 
 Key = str | type[nn.Module]
-Bits = int | Callable[..., nn.Module] | None
+Bits = int | Callable[..., nn.Module | None] | None
 # The quantizers of a layer by the names of its weights, "input" and "output"; "bias" is there if it is rounded.
 Quantizers = dict[str, nn.Module | None]
 
@@ -67,7 +67,8 @@ def quantize_(
         s = \frac{\max |x|}{h} \;\text{or}\; \frac{2 \operatorname{mean} |x|}{\sqrt h} \;\text{or}\;
         \operatorname{argmin}_s \operatorname{mean} (x_q - x)^2
 
-    for the largest code *h*. Values and derivatives are those of :func:`fullgrad.quantizers.fake_quantize`. A layer gets a module
+    for the largest code *h*. Values and derivatives are those of :func:`fullgrad.quantizers.fake_quantize`, with
+    ``inside="exact"`` where scales learn, else ``"rounded"``. A layer gets a module
     ``weight_quantizer`` with a scale per output channel and ``input_quantizer`` with one scale, unsigned where no number of the
     data is negative. They are modules of classes ``WeightQuantizer`` and ``InputQuantizer``, with the attributes ``scale``,
     ``effective_scale`` (what is used), ``zero_point`` (or None), ``quant_min`` and ``quant_max``. Its class becomes one that
@@ -79,9 +80,9 @@ def quantize_(
     Args:
         model: A module.
         weights: A number of bits, from 2 to 16; or a function of the weight that returns a module, such as
-            :class:`fullgrad.nn.LSQ`, and that may also take ``name`` and ``module``, those of the layer; None to leave weights as
-            they are. A dict has one of these for each name, pattern or class, as in ``skip``: the first that fits a layer counts,
-            and a layer that none fits is left as it is.
+            :class:`fullgrad.nn.LSQ`, or None, and that may also take ``name`` and ``module``, those of the layer; None to leave
+            weights as they are. A dict has one of these for each name, pattern or class, as in ``skip``: the first that fits a
+            layer counts, and a layer that none fits is left as it is.
         activations: As ``weights``; a function gets numbers of the layer's inputs, in one dimension. None to leave inputs as they
             are.
         data: A list or another iterable of batches, for the scales of activations: a tensor or what else the model takes; a tuple
@@ -92,7 +93,9 @@ def quantize_(
             each batch, so that memory does not grow with the data.
             With 2 or 3 bits, ``"max"`` leaves most weights at 0: start from ``"mse"``.
         learn: Whether scales and zero points learn, with the gradient of LSQ: its factor :math:`1 / \sqrt{N h}` has *N* numbers
-            that share a scale, of one token or sample where inputs do; else they are frozen parameters. They are trained with the
+            that share a scale: those of a group or an output channel of a weight, of one token of the input of a linear layer,
+            an RNN or an attention, of one sample of a convolution. Else they are frozen, and ``requires_grad_`` does not change
+            that. They are trained with the
             weights, or by a group of their own: ``"_quantizer." in name`` for their names in ``named_parameters``, a tenth of the
             learning rate, no weight decay. A scale below 1/1024 of the smallest at the start, or a negative one, counts as
             that, by :func:`fullgrad.lower_bound`; ``effective_scale`` of a quantizer has what it uses. Scales of ``"max"`` and
@@ -106,7 +109,8 @@ def quantize_(
             are quantized, and the input but not the states; and ``MultiheadAttention``, the weights of whose inputs are
             quantized, and query, key and value with one scale. Such a layer has ``weight_hh_l0_quantizer``,
             ``original_weight_hh_l0`` and so on for each weight.
-        group_size: So many numbers of an output channel have a scale of their own; None for one scale per channel.
+        group_size: So many numbers of an output channel have a scale of their own, which is of the shape (channels, groups, 1),
+            for ``weight.reshape(channels, -1, group_size)``; None for one scale per channel.
         dynamic: Whether the scale of an input is computed in each call, as the largest number of each token (the last dimension,
             or the channels and places of a convolution) over *h*, and counts as constant. It needs no data.
         asymmetric: Whether inputs and outputs have a zero point, with codes from 0 to :math:`2^b - 1` for the numbers from the
@@ -607,15 +611,15 @@ def _check_finite(what: str, seen: Seen) -> None:
         raise ValueError(f"quantize_: numbers must be finite, got infinity or NaN in {what}.")
 
 
-def _called(what: str, function: Callable[..., Any], x: Any, name: str, layer: nn.Module) -> nn.Module:
-    """The module that a function of the user returns, which gets the name and the layer if it takes them."""
+def _called(what: str, function: Callable[..., Any], x: Any, name: str, layer: nn.Module) -> nn.Module | None:
+    """The module that a function of the user returns, or None, which gets the name and the layer if it takes them."""
     try:
         known = inspect.signature(function).parameters
     except ValueError:  # a function of C
         known = {}
     found = function(x, **{key: value for key, value in (("name", name), ("module", layer)) if key in known})
-    if not isinstance(found, nn.Module):
-        raise TypeError(f"quantize_: a function of a tensor must return a module, got {type(found).__name__} for {what}.")
+    if not isinstance(found, nn.Module | None):
+        raise TypeError(f"quantize_: a function of a tensor must return a module or None, got {type(found).__name__} for {what}.")
     return found
 
 

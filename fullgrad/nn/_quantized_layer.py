@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
-from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, rnn_names
+from fullgrad._dispatch import RNN_REFRESH, RNN_WEIGHTS, rnn_names, unscriptable
 from fullgrad.clamping import clamp, lower_bound
 from fullgrad.gradients import scale_bwd
 from fullgrad.quantizers import fake_quantize, quant_range
@@ -23,6 +24,7 @@ from fullgrad.rounding import step_quantize
 _INT32 = 2**31 - 1
 
 
+@unscriptable
 class QuantizedLayer(nn.Module):
     """The first base of a layer's class after `quantize_`, which quantizes in its own forward.
 
@@ -37,7 +39,10 @@ class QuantizedLayer(nn.Module):
     output_quantizer: nn.Module | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward of the layer, of its quantized inputs."""
+        """The forward of the layer, of its quantized inputs; one node for `torch.fx`, as of a layer of torch."""
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Proxy):
+                return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), args, kwargs)  # type: ignore[attr-defined]
         if self.input_quantizer is not None:
             args, kwargs = map_inputs(self, self.input_quantizer, args, kwargs)
         with _Call(self):
@@ -118,18 +123,32 @@ def _quantized_weight(name: str) -> property:
                 "takes out; call fullgrad.nn.unquantize_ before it."
             )
         try:
-            return weight if quantizer is None else quantizer(weight)
+            found = weight if quantizer is None else quantizer(weight)
         except AttributeError as error:  # for which `nn.Module` would return the parameter, which is not quantized
             raise RuntimeError(f"{type(self).__name__}: its `{name}_quantizer` raised AttributeError: {error}") from error
+        if isinstance(found, Proxy):
+            raise _traced(self, name)
+        return found
 
     return property(_once_a_call(name, get), _setter(name), doc="The weight in use.")
+
+
+def _traced(layer: nn.Module, name: str) -> Exception:
+    """The error of a weight in a graph of `torch.fx`, which would have it as a constant, by the name of the parameter."""
+    return NotImplementedError(
+        f"{type(layer).__name__}: torch.fx can trace a call of the layer, and no other use of its `{name}`, which is computed; "
+        "write torch.compile or torch.export."
+    )
 
 
 def _rounded_bias() -> property:
     def get(self: Any) -> Tensor:
         bias = _plain(self, "bias")
         step = (self.input_quantizer.effective_scale * self.weight_quantizer.effective_scale).detach().flatten()
-        return self.bias_quantizer(bias, step)
+        found = self.bias_quantizer(bias, step)
+        if isinstance(found, Proxy):
+            raise _traced(self, "bias")
+        return found
 
     return property(get, _setter("bias"), doc="The bias in use: multiples of the product of the two scales.")
 

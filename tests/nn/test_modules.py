@@ -189,7 +189,7 @@ def test_noise_is_given_to_the_call():
         (
             lambda: fullgrad.nn.soft.Abs(learnable="width"),
             ValueError,
-            "`learnable` must be among softness, mode, got 'width'",
+            "`learnable` must be among softness, got 'width'",
         ),
         (
             lambda: fullgrad.nn.ATanSpike(2.0, learnable=True),

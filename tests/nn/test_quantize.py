@@ -622,7 +622,11 @@ def test_modes_and_hooks_are_as_before():
         (lambda m: quantize_(m, 4, 4, batches()[0]), TypeError, r"must be a list of batches, got .* Tensor; write \[data\]"),
         (lambda m: quantize_(m, 4, 4, [{"y": batches()[0]}]), TypeError, "raised TypeError for a batch of `data` of type dict"),
         (lambda m: quantize_(m, 4, None, skip=["1"]), ValueError, "`skip` must name layers of `model`, got '1'; it has 0, 3, 5"),
-        (lambda m: quantize_(m, lambda w: w, None), TypeError, "must return a module, got Parameter for the weight of '0'"),
+        (
+            lambda m: quantize_(m, lambda w: w, None),
+            TypeError,
+            "a module or None, got Parameter for the weight of '0'",
+        ),
         (lambda m: quantize_(m, lambda w: nn.Flatten(0), None), ValueError, r"must return a weight of shape \(3, 2, 3, 3\)"),
         (lambda m: quantize_(m, 4, None, skip=[nn.ReLU]), ValueError, "`skip` must name layers of `model`, got <class .*ReLU"),
         (lambda m: quantize_(m, 4, None, skip=[3]), TypeError, "`skip` must have names, patterns or classes of layers, got 3"),
@@ -800,3 +804,75 @@ def test_a_batch_begins_with_what_forward_needs(form):
     fullgrad.nn.quantize_(found, data=[form(x, y)])
     fullgrad.nn.quantize_(expected, data=[{"x": x, "y": y}])
     torch.testing.assert_close(found(x, y), expected(x, y), rtol=0, atol=0)
+
+
+HOWS = ({"learn": True, "asymmetric": True}, {"dynamic": True}, {"group_size": 2}, {"biases": True}, {"outputs": 4})
+
+
+@pytest.mark.parametrize("how", HOWS, ids="_".join)
+def test_a_graph_of_fx_has_layers_that_train(how):
+    """It calls each layer, as it does layers of torch: it holds their parameters, and not what was computed of them."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 4)
+    quantize_(model, 4, 4, [x], **how)
+    graph = torch.fx.symbolic_trace(model)
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["0", "1", "2"]
+    assert {*dict(graph.named_parameters())} == {*dict(model.named_parameters())}
+    with torch.no_grad():
+        for p in graph.parameters():
+            p.mul_(1.3)
+    assert torch.equal(graph(x), model(x))
+    assert torch.equal(torch.fx.symbolic_trace(copy.deepcopy(model))(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_weight_that_fx_would_keep_as_a_constant_is_refused(name):
+    """A use of it outside of its layer; a trace would be right until the weight changes."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(x) @ torch.atleast_2d(getattr(self.layer, name)).mT
+
+    model = quantize_(Tied(), 4, 4, [torch.randn(5, 4)], biases=True)
+    with pytest.raises(NotImplementedError, match=f"^QuantizedLinear: torch.fx .* of its `{name}`.* write torch.compile"):
+        torch.fx.symbolic_trace(model)
+
+
+def test_a_script_of_a_quantized_model_is_refused_by_name():
+    """torch would complain about an annotation."""
+    model = quantize_(nn.Sequential(nn.Linear(4, 4)), 4, None)
+    with pytest.raises(NotImplementedError, match=r"^QuantizedLinear: torch\.jit\.script.* use torch\.compile"):
+        torch.jit.script(model)
+
+
+def test_a_function_may_leave_a_layer_as_it_is():
+    """By returning None, as None among numbers of bits."""
+    by_name = lambda w, name: fullgrad.nn.LSQ(0.1, bits=4) if name == "0" else None  # noqa: E731
+    model = quantize_(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), by_name, None)
+    assert [type(layer).__name__ for layer in model] == ["QuantizedLinear", "Linear"]
+    model = quantize_(nn.Sequential(nn.Linear(4, 4)), 4, lambda x: None, [torch.randn(3, 4)])
+    assert model[0].input_quantizer is None
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_gradients_pass_where_the_docstring_says(learn):
+    """With scales that learn, for numbers within the ends; else for numbers that are rounded to be within."""
+    model = quantize_(nn.Linear(3, 1, bias=False), 4, None, learn=learn)
+    with torch.no_grad():
+        model.weight_quantizer.scale.fill_(1.0)
+        model.original_weight.copy_(torch.tensor([[7.0, 7.3, 7.7]]))
+    model(torch.ones(1, 3)).backward()
+    assert model.original_weight.grad.tolist() == [[1.0, 0.0 if learn else 1.0, 0.0]]
+    assert (model.weight_quantizer.scale.grad is not None) is learn
+
+
+def test_codes_of_groups():
+    """The scale has the shape of groups, so that codes are those of the weight in groups."""
+    model = quantize_(nn.Linear(8, 3), 4, None, group_size=4, method="mse")
+    quantizer, groups = model.weight_quantizer, model.original_weight.reshape(3, -1, 4)
+    integers = quantizers.codes(groups, quantizer.effective_scale, 0, quantizer.quant_min, quantizer.quant_max)
+    assert torch.equal((integers * quantizer.effective_scale).reshape(3, 8), model.weight)

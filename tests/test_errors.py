@@ -411,6 +411,7 @@ def test_the_way_out_is_named(call, told):
         (lambda: fullgrad.k_bit_quantize(X, 4, num_bits=4), "`num_bits`: it is called `k`."),
         (lambda: fullgrad.quantizers.fake_quantize(X, 0.1, bits=4), "`bits`: quantizers.quant_range(bits) returns `quant_min`"),
         (lambda: fullgrad.spikes.atan(X, spike_grad=None), "`spike_grad`: the functions of fullgrad.spikes are surrogates"),
+        (lambda: fullgrad.spikes.atan(X, v_th=1.0), "`v_th`: it is called `threshold`."),
         (lambda: fullgrad.losses.ndcg(X, X, ats=[10]), "ndcg: there is no argument `ats`: it is called `k`."),
         (lambda: fullgrad.losses.ndcg(X, X, y_true=X), "`y_true`: it is called `relevance`."),
         (lambda: fullgrad.losses.listnet(X, X, padded_value_indicator=-1), "`mask` is True for the elements of a row"),

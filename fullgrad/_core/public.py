@@ -42,6 +42,7 @@ _CALLED = {
     **dict.fromkeys(("at", "ats", "top_k", "topk"), ("k",)),
     **dict.fromkeys(("sample_weight", "weights"), ("weight",)),
     "weighing_scheme": ("scheme",),
+    **dict.fromkeys(("v_th", "thr", "theta"), ("threshold",)),
 }
 _BITS = ("num_bits", "n_bits", "nbits", "bit_width", "bits")
 # Words of other packages for what is said in another way here: a parameter that a function has where they fit, and what to write.

@@ -35,7 +35,8 @@ def __getattr__(name: str) -> Any:
     for moved in (name.removeprefix("Soft"), name):
         if hasattr(soft, moved):
             raise AttributeError(f"module 'fullgrad.nn' has no attribute {name!r}: write fullgrad.nn.soft.{moved}")
-    raise AttributeError(f"module 'fullgrad.nn' has no attribute {name!r}")
+    told = f": write fullgrad.nn.{name}Spike" if f"{name}Spike" in __all__ else ""
+    raise AttributeError(f"module 'fullgrad.nn' has no attribute {name!r}{told}")
 
 
 def __dir__() -> list[str]:

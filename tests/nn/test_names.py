@@ -51,3 +51,9 @@ def test_an_old_name_says_the_new_one(old, new):
         getattr(nn, old)
     assert inspect.isclass(getattr(nn.soft, new))
     assert not hasattr(nn, "Nothing")
+
+
+def test_the_name_of_a_surrogate_says_that_of_its_module():
+    """Packages of spiking networks call it so."""
+    with pytest.raises(AttributeError, match=r"no attribute 'ATan': write fullgrad\.nn\.ATanSpike$"):
+        _ = nn.ATan

@@ -72,10 +72,10 @@ def quantize_(
     ``weight_quantizer`` with a scale per output channel and ``input_quantizer`` with one scale, unsigned where no number of the
     data is negative. They are modules of classes ``WeightQuantizer`` and ``InputQuantizer``, with the attributes ``scale``,
     ``effective_scale`` (what is used), ``zero_point`` (or None), ``quant_min`` and ``quant_max``. Its class becomes one that
-    quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, and ``layer.original_weight`` the parameter,
-    whose name in ``state_dict`` stays. So ``torch.func``, ``torch.compile``, ``torch.export``, ``copy.deepcopy``, ``pickle``,
-    averages of weights and per-sample gradients of Opacus work as before. The model is called once with each batch, in
-    evaluation mode and without gradients. :func:`unquantize_` undoes it.
+    quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, computed at each use, so that writing to it in
+    place is lost; ``layer.original_weight`` is the parameter, whose name in ``state_dict`` stays. So ``torch.func``,
+    ``torch.compile``, ``torch.export``, ``copy.deepcopy``, ``pickle``, averages of weights and per-sample gradients of Opacus
+    work as before. The model is called once with each batch, in evaluation mode and without gradients. :func:`unquantize_` undoes it.
 
     Args:
         model: A module.

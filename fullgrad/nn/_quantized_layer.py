@@ -58,6 +58,15 @@ class QuantizedLayer(nn.Module):
             )
         super().register_parameter(name, param)
 
+    def reset_parameters(self) -> None:
+        """Refuse new weights, which would be written to a tensor that is computed, and have other scales."""
+        if any(f"{name}_quantizer" in self._modules for name in self._names):
+            raise TypeError(
+                f"Quantized{self._base.__name__}: reset_parameters must come before quantize_, which finds scales for weights; "
+                "call fullgrad.nn.unquantize_ first."
+            )
+        super().reset_parameters()  # type: ignore[misc]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made where it is loaded; it has no name that pickle would find."""
         _, (_, *arguments), *rest = super().__reduce_ex__(max(2, int(protocol)))  # type: ignore[misc]

@@ -876,3 +876,15 @@ def test_codes_of_groups():
     quantizer, groups = model.weight_quantizer, model.original_weight.reshape(3, -1, 4)
     integers = quantizers.codes(groups, quantizer.effective_scale, 0, quantizer.quant_min, quantizer.quant_max)
     assert torch.equal((integers * quantizer.effective_scale).reshape(3, 8), model.weight)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Embedding, nn.LSTM])
+def test_new_weights_are_refused(kind):
+    """They would be written to a copy; with an input alone that is quantized they are taken."""
+    model = quantize_(kind(4, 4), 4, None, layers=[kind])
+    with pytest.raises(TypeError, match=f"^Quantized{kind.__name__}: reset_parameters must come before quantize_"):
+        model.reset_parameters()
+    model = quantize_(nn.Linear(4, 4), None, 4, [torch.randn(3, 4)])
+    before = model.weight.clone()
+    model.reset_parameters()
+    assert not torch.equal(model.weight, before)

@@ -75,7 +75,8 @@ def quantize_(
     quantizes in its own ``forward``: ``layer.weight`` is the quantized weight, computed at each use, so that writing to it in
     place is lost; ``layer.original_weight`` is the parameter, whose name in ``state_dict`` stays. So ``torch.func``,
     ``torch.compile``, ``torch.export``, ``copy.deepcopy``, ``pickle``, averages of weights and per-sample gradients of Opacus
-    work as before. The model is called once with each batch, in evaluation mode and without gradients. :func:`unquantize_` undoes it.
+    work as before. The model is called once with each batch, in evaluation mode and without gradients.
+    :func:`unquantize_` undoes it.
 
     Args:
         model: A module.

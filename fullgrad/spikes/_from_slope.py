@@ -1,5 +1,6 @@
 """`from_slope`."""
 
+import warnings
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -19,7 +20,8 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
         u = v - t, \qquad y = [\,u \ge 0\,], \qquad D_v = -D_t = d(u)
 
     Higher derivatives are those of ``slope``. Its integral is not known, so tensors that ``slope`` closes over get gradients of
-    second order only: an operator of your own has all of them. Make the spike once, outside of compiled code. Saved: ``v``, and
+    second order only, and a warning if they require one: :func:`fullgrad.straight_through` of a step and the integral, or an
+    operator of your own, has all of them. Make the spike once, outside of compiled code. Saved: ``v``, and
     the threshold if it is a tensor.
 
     Args:
@@ -46,8 +48,15 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """
     # Here, as it stands on other families, which take a while to import.
     from fullgrad._engine.guard import follow_in_graphs
+    from fullgrad._engine.held import tensors_held
 
     checks.function("from_slope", "slope", slope)
+    if any(t.requires_grad for t in tensors_held(slope)):
+        warnings.warn(
+            "from_slope: `slope` closes over a tensor that requires a gradient, and first derivatives by it are 0; write "
+            "straight_through of a step and the integral of `slope`, or an operator of your own.",
+            stacklevel=2,
+        )
 
     class FromSlope(Step):
         parameters = constants = ("around",)

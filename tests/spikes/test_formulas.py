@@ -294,6 +294,19 @@ def test_rare_spikes_of_bfloat16_are_rare():
 # --- What is made of surrogates ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_from_slope_warns_of_a_width_that_would_not_learn(within):
+    """Its first derivatives are 0, as nothing tells the integral; the way out has them."""
+    width, v = torch.tensor(0.7, requires_grad=True), torch.randn(5, generator=torch.Generator().manual_seed(0))
+    make = lambda w: spikes.from_slope(lambda u: torch.sigmoid(u / w) * torch.sigmoid(-u / w) / w)  # noqa: E731
+    with pytest.warns(UserWarning, match="^from_slope: `slope` closes over .* write straight_through"):
+        _ = grad(lambda w: make(w)(v).sum())(width.detach()) if within else make(width)
+    make(width.detach())
+    spike = fullgrad.straight_through(lambda v: (v >= 0).to(v.dtype), lambda v: torch.sigmoid(v / width))
+    expected = torch.autograd.grad(torch.sigmoid(v / width).sum(), width)
+    torch.testing.assert_close(torch.autograd.grad(spike(v).sum(), width), expected)
+
+
 def test_from_slope_has_the_derivatives_of_the_slope():
     """Derivatives of every order, by v and by the threshold, are right."""
     spike = spikes.from_slope(lambda u: torch.exp(-u * u))

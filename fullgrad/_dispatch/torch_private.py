@@ -547,12 +547,12 @@ def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return _disabled(function) if dynamo_is_imported() else function
 
 
-def outside_dynamo_later(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """A list of the function as compiled code calls it, with a graph break, once Dynamo is imported."""
+def outside_dynamo_later(function: Callable[..., Any], reason: str | None = None) -> list[Callable[..., Any]]:
+    """A list of the function as compiled code calls it, with a graph break, once Dynamo is imported; torch tells the reason."""
     found = [function]
 
     def mark(function: Any) -> None:
-        found[0] = _disabled(function)
+        found[0] = torch.compiler.disable(function, reason=reason)
 
     mark_for_dynamo(mark, function)
     return found

@@ -46,7 +46,9 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """
     # Here, as it stands on other families, which take a while to import.
     from fullgrad._engine.guard import follow_in_graphs
+    from fullgrad._engine.node import refuse_inside
 
+    refuse_inside("from_slope")
     checks.function("from_slope", "slope", slope)
 
     class FromSlope(Step):

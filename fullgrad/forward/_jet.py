@@ -66,7 +66,8 @@ def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any]) ->
     )
 
 
-_outside = outside_dynamo_later(jet, "jet runs outside of compiled code: `fullgraph=True` has no derivatives along curves")
+_REASON = "{} runs outside of compiled code: `fullgraph=True` has no derivatives along curves"
+_outside = outside_dynamo_later(jet, _REASON.format("jet"))
 
 
 def taylor(f: Callable[..., Any], x: Any, direction: Any, order: int) -> list[Any]:

@@ -284,8 +284,8 @@ def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
 
 _IN_FLOAT64, _IN_FLOAT32 = (1e-9, 1e-11), (5e-7, 1e-9)
 _ROUNDED = (
-    "numbers of float64 differ by no more than float32 rounds: a number of a rule may have the default dtype, as in "
-    "`torch.where(condition, 1.0, 0.1)` or `torch.tensor(0.1)`. Write `torch.where(condition, v, 0.1 * v)`, or `v.new_tensor(0.1)`."
+    "numbers of float64 differ by no more than float32 rounds: a number of a rule may have the default dtype, as in `torch.where"
+    "(condition, 1.0, 0.1)` or `torch.tensor(0.1)`. Write `torch.where(condition, v, 0.1 * v)`, or `v.new_tensor(0.1)`."
 )
 
 

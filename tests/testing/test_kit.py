@@ -674,7 +674,10 @@ class InFloat32(fullgrad.Elementwise):
 
 def test_a_number_in_float32_has_one_message():
     """A derivative that is off by the rounding of a number in float32 is told by that, and not by how torch sums gradients."""
-    exact = lambda x, y: torch.where(x > 0, x, 0.1 * x) + y
+
+    def exact(x, y):
+        return torch.where(x > 0, x, 0.1 * x) + y
+
     inputs = X, torch.randn(X.shape[-1], dtype=torch.float64)
     checks = ["reverse", "forward", "batching", "value"]
     report = check_operator(InFloat32.apply, *inputs, surrogate=exact, value=exact, checks=checks, raise_exception=False)

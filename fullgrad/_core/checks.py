@@ -101,7 +101,7 @@ def bool_tensor(name: str, argument: str, value: Any) -> None:
     """A bool tensor."""
     tensor(name, argument, value)
     if value.dtype != torch.bool:
-        raise TypeError(f"{name}: `{argument}` must be a bool tensor, got dtype {value.dtype}.")
+        raise TypeError(f"{name}: `{argument}` must be a bool tensor, got dtype {value.dtype}: pass `{argument}.bool()`.")
 
 
 def positive_number(name: str, argument: str, value: Any, finite: bool = True) -> None:
@@ -251,7 +251,8 @@ def as_integer(value: Any) -> int | None:
 def integer_between(name: str, argument: str, value: Any, low: int, high: int) -> None:
     """An integer between two limits, both included."""
     if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
-        raise TypeError(f"{name}: `{argument}` must be an integer, got {_type(value)}: {value!r}.")
+        hint = f" Pass `{argument}.item()`." if isinstance(value, Tensor) and value.ndim == 0 else ""
+        raise TypeError(f"{name}: `{argument}` must be an integer, got {_type(value)}: {value!r}.{hint}")
     if not (holds(low <= value) and holds(value <= high)):
         raise ValueError(f"{name}: `{argument}` must be from {low} to {high}, got {value}.")
 

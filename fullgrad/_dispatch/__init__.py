@@ -100,6 +100,7 @@ from fullgrad._dispatch.torch_private import (
     below_transforms,
     chunked_losses,
     compile_again,
+    counted_jvps,
     current_level,
     defined_operator,
     dirichlet_function,

@@ -510,7 +510,7 @@ def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
     @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        with _counted_jvps():
+        with counted_jvps():
             return function(*args, **kwargs)
 
     def mark(_: Any) -> None:
@@ -526,12 +526,13 @@ _transforms: Any = _optional(
 
 
 @contextlib.contextmanager
-def _counted_jvps() -> Iterator[None]:
+def counted_jvps() -> Iterator[None]:
     """A context in which torch counts all jvps that are active, and their dual level. It does so in Python, where the jvps of a
-    graph that runs do not count: the next one would open a second level, which raises and leaves the first one open.
+    graph that runs do not count, nor the level that `torch.func.linearize` or the user has opened: the next one would open a
+    second level, which raises and leaves the first one open.
     """
     before = _transforms.JVP_NESTING, forward_ad._current_level
-    active = [i.key().name for i in (interpreters() if interpreters else None) or ()].count("Jvp")
+    active = [i.key().name for i in (interpreters() if interpreters else None) or ()].count("Jvp") or int(before[1] >= 0)
     if active > before[0]:
         _transforms.JVP_NESTING, forward_ad._current_level = active, max(0, before[1])
     try:
@@ -547,12 +548,12 @@ def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return _disabled(function) if dynamo_is_imported() else function
 
 
-def outside_dynamo_later(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """A list of the function as compiled code calls it, with a graph break, once Dynamo is imported."""
+def outside_dynamo_later(function: Callable[..., Any], reason: str | None = None) -> list[Callable[..., Any]]:
+    """A list of the function as compiled code calls it, with a graph break, once Dynamo is imported; torch tells the reason."""
     found = [function]
 
     def mark(function: Any) -> None:
-        found[0] = _disabled(function)
+        found[0] = torch.compiler.disable(function, reason=reason)
 
     mark_for_dynamo(mark, function)
     return found

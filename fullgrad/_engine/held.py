@@ -68,7 +68,7 @@ def held_in(functions: Iterable[Any], found: Iterable[Place]) -> tuple[list[nn.M
 
 def tensors_held(*functions: Any) -> list[Tensor]:
     """The tensors that functions hold, those of modules among them, each once."""
-    return list({id(t): t for *_, t in _tensor_places(functions)}.values())
+    return list({id(t): t for *_, t in tensor_places(functions)}.values())
 
 
 class StandIns:
@@ -85,16 +85,16 @@ class StandIns:
     def standing(self) -> Iterator[None]:
         """A context in which they are where the functions hold the tensors."""
         new = {id(t): other for t, other in self.pairs}
-        changed = [(holder, key, t) for holder, key, t in _tensor_places(self.functions) if id(t) in new]
+        changed = [(holder, key, t) for holder, key, t in tensor_places(self.functions) if id(t) in new]
         before, _now.stand_ins = _now.stand_ins, self
         try:
             for holder, key, t in changed:
-                _put(holder, key, new[id(t)])
+                put(holder, key, new[id(t)])
             yield
         finally:
             _now.stand_ins = before
             for holder, key, t in changed:
-                _put(holder, key, t)
+                put(holder, key, t)
 
 
 class _Now(threading.local):
@@ -109,7 +109,7 @@ def stand_ins_now() -> StandIns | None:
     return _now.stand_ins
 
 
-def _tensor_places(functions: Iterable[Any]) -> list[Place]:
+def tensor_places(functions: Iterable[Any]) -> list[Place]:
     """The places of tensors, where others can stand, in functions and in modules that they hold, with all parts of these."""
     found = [p for p in places(*functions) if isinstance(p[2], Tensor) and not isinstance(p[0], (tuple, _Attributes))]
     modules = {id(part): part for m in held(*functions)[0] for part in m.modules()}.values()
@@ -118,7 +118,7 @@ def _tensor_places(functions: Iterable[Any]) -> list[Place]:
     return list({(id(holder), key): (holder, key, t) for holder, key, t in found}.values())
 
 
-def _put(holder: Any, key: Any, value: Any) -> None:
+def put(holder: Any, key: Any, value: Any) -> None:
     if key is None:
         holder.cell_contents = value
     else:

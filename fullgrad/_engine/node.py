@@ -23,6 +23,9 @@ class _Nothing:
 
 
 NOTHING = _Nothing()
+
+# Why the graph breaks where compiled code makes an operator of functions; Dynamo reports it with `fullgraph=True`.
+MADE_INSIDE = "compiled code calls an operator of functions, as `forward.laplacian(f)`, that it has made itself: make it outside"
 # Unflattened it is None, also where Dynamo traces that.
 pytree.register_pytree_node(_Nothing, lambda _: ((), None), lambda *_: None)
 
@@ -68,6 +71,12 @@ def _for_graph(value: Any) -> Any:
     return f"{function_for_graph(value)}"  # a new string: Dynamo does not know the type of what an assumed constant returns
 
 
+def refuse_inside(maker: str, instead: str = "") -> None:
+    """Break the graph, by name, where compiled code calls a function that makes an operator of functions."""
+    if is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=f"{maker} makes an operator of functions: call it outside of compiled code{instead}")
+
+
 def captured_for_graph(function: Any) -> tuple[Tensor, ...]:
     """The tensors that an object's functions hold, as inputs of its node: to Dynamo, which reads them from the object, they are
     tensors like others. `guard` compiles again where a function holds another tensor.
@@ -87,7 +96,9 @@ def _is_made(function: Any) -> bool:
 
 
 def _refusal(function: Any) -> str:
-    below = function.called_below() if _is_made(function) else []
+    if not _is_made(function):
+        return MADE_INSIDE
+    below = function.called_below()
     return captured(function.label) if below and is_differentiated(held(*below)[1]) else ""
 
 

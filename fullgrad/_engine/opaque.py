@@ -14,9 +14,11 @@ from fullgrad._core.function import Function
 from fullgrad._dispatch import (
     add_legacy_dim,
     clone_if_view,
+    has_data,
     in_legacy_vmap,
     is_alias_of,
     is_below_autograd,
+    is_recorded,
     is_traced,
     outside_dynamo_later,
     outside_legacy_vmap,
@@ -31,7 +33,7 @@ from fullgrad._engine.call import Result
 from fullgrad._engine.changes import CHANGED, versions_of
 from fullgrad._engine.closure import Closure, Refusing
 from fullgrad._engine.differentiated import leaves_of
-from fullgrad._engine.opaque_node import as_node
+from fullgrad._engine.opaque_node import as_node, code_of
 from fullgrad._engine.watching import shown, unwatched
 
 Tensors = Sequence[Tensor]
@@ -61,7 +63,9 @@ def opaque_values(
     if in_legacy_vmap():
         values = _of_batched_gradients(code, (*tensors, *held))
     else:
-        values = Opaque.apply(code, *[t.detach() for t in (*tensors, *held)])
+        given = (*tensors, *held)
+        # A graph of tensors with data, as of `linearize`, may be differentiated, and would have zeros behind a `detach`.
+        values = Opaque.apply(code, *(given if is_recorded() and all(map(has_data, given)) else [t.detach() for t in given]))
     if code.structure is None:  # a selective checkpoint had the values, and called nothing
         with without_modes(), torch.no_grad():
             code.like([t.detach() for t in tensors])
@@ -157,6 +161,7 @@ class Opaque(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output)
+        ctx.count = len(output)
 
     @staticmethod
     def vjp(ctx: Any, *cotangents: Tensor) -> tuple[None, ...]:
@@ -164,8 +169,19 @@ class Opaque(Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[None, ...]:
-        return (None,) * len(tangents)
+        return (None,) * ctx.count
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], code: Any, *tensors: Tensor) -> tuple[tuple[Tensor, ...], int]:
         return Opaque.apply(Batch(code, in_dims[1:], info.randomness), *tensors), 0
+
+
+def _of_samples(
+    info: Any, in_dims: Any, key: str, tensors: list[Tensor], integers: list[int], floats: list[Tensor]
+) -> tuple[list[Tensor], int]:
+    """A node for each sample of a batch, as of the function that `torch.func.linearize` returns."""
+    with code_of(key, integers, floats) as code:
+        return list(Opaque.apply(Batch(code, in_dims[1], info.randomness), *[t.detach() for t in tensors])), 0
+
+
+torch.library.register_vmap("fullgrad::function", _of_samples)

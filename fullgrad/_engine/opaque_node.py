@@ -1,8 +1,9 @@
 """`as_node`: code that torch cannot trace, as one node of a graph, for any tracer."""
 
+import contextlib
 import itertools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,14 +58,22 @@ def _is_kind(tensor: Tensor, kind: tuple[tuple[int | None, ...], torch.dtype]) -
     return tensor.dtype == dtype and tensor.ndim == len(shape) and all(n is None or m == n for m, n in sizes)
 
 
+@contextlib.contextmanager
+def code_of(key: str, integers: Sequence[int], floats: Sequence[Tensor]) -> Iterator[Any]:
+    """The code of a node, and a context in which it may run with the numbers that the node got."""
+    code = _codes[key][0]
+    symbols = code.sample.symbols
+    with running(symbols, of_inputs(symbols, integers, floats)):
+        yield code
+
+
 _SCHEMA = "(str key, Tensor[] tensors, SymInt[] integers, Tensor[] floats) -> Tensor[]"
 
 
 @opaque("function", fake=_like_of_key, schema=_SCHEMA, reads_values=True)
 def _of_key(key: str, tensors: list[Tensor], integers: list[int], floats: list[Tensor]) -> list[Tensor]:
-    code, kinds = _codes[key]
-    symbols = code.sample.symbols
-    with without_modes(), usual_keys(), running(symbols, of_inputs(symbols, integers, floats)):  # code may use autograd
+    kinds = _codes[key][1]
+    with without_modes(), usual_keys(), code_of(key, integers, floats) as code:  # which may use autograd
         results = code.run(tensors)
     if kinds and not (len(kinds) == len(results) and all(map(_is_kind, results, kinds))):
         raise RuntimeError(

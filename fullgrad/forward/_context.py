@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch.compiler import is_dynamo_compiling
 
-from fullgrad._dispatch import is_tracing
+from fullgrad._dispatch import counted_jvps, is_tracing
 from fullgrad.adoption import adopting
 from fullgrad.completion._completing import completed
 
@@ -16,8 +16,8 @@ def right_derivatives() -> Iterator[None]:
     if is_dynamo_compiling():
         yield
     elif is_tracing():
-        with completed():
+        with completed(), counted_jvps():
             yield
     else:
-        with completed(), adopting(checkpoint=True):
+        with completed(), adopting(checkpoint=True), counted_jvps():
             yield

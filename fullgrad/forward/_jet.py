@@ -66,7 +66,8 @@ def jet(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Any]) ->
     )
 
 
-_outside = outside_dynamo_later(jet)
+_REASON = "{} runs outside of compiled code: `fullgraph=True` has no derivatives along curves"
+_outside = outside_dynamo_later(jet, _REASON.format("jet"))
 
 
 def taylor(f: Callable[..., Any], x: Any, direction: Any, order: int) -> list[Any]:
@@ -114,7 +115,9 @@ def taylor(f: Callable[..., Any], x: Any, direction: Any, order: int) -> list[An
     return [pytree.tree_unflatten(y, structure) for y in found]
 
 
-_taylor_outside = outside_dynamo_later(taylor)
+_taylor_outside = outside_dynamo_later(
+    taylor, "taylor runs outside of compiled code: `fullgraph=True` has no derivatives along curves"
+)
 
 
 def _along(f: Callable[..., Any], leaves: list[Tensor], spec: Any, series: list[list[Tensor]]) -> list[Any]:

@@ -14,6 +14,7 @@ from fullgrad._engine.closure import Refusing, captured
 from fullgrad._engine.differentiated import is_differentiated
 from fullgrad._engine.held import generators_in, places
 from fullgrad._engine.linearity import kinds_of
+from fullgrad._engine.node import refuse_inside
 from fullgrad._engine.operator import Made, P, R
 from fullgrad._engine.replay import Replay
 from fullgrad._engine.values import METHODS, values_by, values_of
@@ -34,6 +35,7 @@ class Custom(Made[P, R]):
     def __init__(
         self, f: Callable[..., Any], nondiff_argnums: Numbers, nondiff_argnames: Names, method: str = "map", like: Any = None
     ) -> None:
+        refuse_inside(self.kind)
         super().__init__(self.kind, f)
         checks.choice(self.kind, "vmap_method", method, METHODS)
         checks.like(self.kind, like)

@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function
 from fullgrad._core import checks
 from fullgrad._dispatch import is_differentiating, is_override, tree_map_pairs
 from fullgrad._engine.call import refuse_hidden
+from fullgrad._engine.node import refuse_inside
 from fullgrad._engine.operator import made
 from fullgrad.functions._replace_grad import of_pair, replace_grad
 
@@ -56,6 +57,7 @@ def st(fn: F) -> F:
 
     Source: ``softtorch.st``.
     """
+    refuse_inside("st", ', or write `replace_grad(f(x, mode="hard"), f(x))`')
     default, position = _find("st", fn, "mode", "smooth")
 
     @functools.wraps(fn)
@@ -94,6 +96,7 @@ def grad_replace(fn: F) -> F:
 
     Source: ``softtorch.grad_replace``.
     """
+    refuse_inside("grad_replace", ", or write `replace_grad(f(x, forward=True), f(x, forward=False))`")
     _find("grad_replace", fn, "forward", None)
 
     @functools.wraps(fn)

@@ -24,6 +24,7 @@ from fullgrad._engine.changes import CHANGED, Surroundings, versions_of
 from fullgrad._engine.differentiated import leaves_of, may_differ
 from fullgrad._engine.guard import guard
 from fullgrad._engine.held import content, places
+from fullgrad._engine.node import refuse_inside
 from fullgrad._engine.operator import P, made, name_of
 from fullgrad._engine.replay import Replay
 from fullgrad.functions._with_reference import WithReference
@@ -64,6 +65,7 @@ def straight_through(hard: Callable[P, Tensor], soft: Callable[..., Tensor]) -> 
 
     Source: Bengio, Léonard, Courville, https://arxiv.org/abs/1308.3432.
     """
+    refuse_inside("straight_through", ", or write `replace_grad(hard(x), soft(x))`")
     checks.callables("straight_through", hard=hard, soft=soft)
     objects = [value for f in (hard, soft) for value in (f, *[value for *_, value in places(f)])]
     if any(isinstance(value, (Tensor, nn.Module)) for value in objects):

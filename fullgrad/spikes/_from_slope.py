@@ -49,7 +49,9 @@ def from_slope(slope: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     # Here, as it stands on other families, which take a while to import.
     from fullgrad._engine.guard import follow_in_graphs
     from fullgrad._engine.held import tensors_held
+    from fullgrad._engine.node import refuse_inside
 
+    refuse_inside("from_slope")
     checks.function("from_slope", "slope", slope)
     if any(t.requires_grad for t in tensors_held(slope)):
         warnings.warn(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from fullgrad._core.elementwise import Elementwise
 from fullgrad._dispatch import output_metadata
 from fullgrad.testing._subject import Subject, close, scalar
 
@@ -19,7 +20,7 @@ def summed_gradient(s: Subject) -> str | None:
     leaves = s.leaves()
     y = scalar(s.op)(*leaves)
     with contextlib.ExitStack() as patches:
-        for kind in {type(node) for node in _nodes(y.grad_fn) if isinstance(node, BackwardCFunction)}:
+        for kind in {type(node) for node in _nodes(y.grad_fn) if _returns_more(node)}:
             patches.enter_context(mock.patch.object(kind, "apply", _watched(kind, found)))
         gradients = torch.autograd.grad(y, leaves, materialize_grads=True)
     if not found:
@@ -45,6 +46,12 @@ def _nodes(last: Any) -> Iterator[Any]:
             seen.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
+
+
+def _returns_more(node: Any) -> bool:
+    """Whether a node has a backward of the user; `Elementwise` itself leaves sums of broadcast inputs to torch."""
+    operator = getattr(getattr(node, "_forward_cls", None), "operator", object)
+    return isinstance(node, BackwardCFunction) and not issubclass(operator, Elementwise)
 
 
 def _watched(kind: Any, found: list[str]) -> Any:

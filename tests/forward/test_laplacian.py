@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.testing import assert_close
 
 import fullgrad
-from fullgrad import implicit, quantizers, soft
+from fullgrad import forward, implicit, quantizers, soft
 from fullgrad.forward import laplacian, taylor
 from tests.forward.memory import held
 
@@ -311,3 +313,30 @@ def test_a_laplacian_through_an_operator_that_captures_its_point():
 
     x = torch.tensor([0.3, -0.7], dtype=torch.float64)
     torch.testing.assert_close(laplacian(f)(x), trace(lambda x: 3 / (3 + x.square().sum()))(x))
+
+
+@pytest.mark.parametrize("activation", [torch.nn.GELU, torch.nn.Softplus])
+@pytest.mark.parametrize("name", ["laplacian", "hessian_diagonal", "taylor", "jvp"])
+def test_in_a_level_of_forward_mode_that_is_open(activation, name):
+    """`torch.func.linearize` and `dual_level` open a level that torch's own jvp does not count: the next one would raise."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), activation(), torch.nn.Linear(4, 1)).double()
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    directions = {name: torch.randn_like(p) for name, p in params.items()}
+    x = torch.tensor([0.3, -0.7], dtype=torch.float64)
+
+    def found(params):
+        f = lambda x: torch.func.functional_call(net, params, (x,))[0]  # noqa: E731
+        return {
+            "laplacian": lambda: forward.laplacian(f)(x),
+            "hessian_diagonal": lambda: forward.hessian_diagonal(f)(x),
+            "taylor": lambda: forward.taylor(f, x, torch.ones_like(x), 3)[3],
+            "jvp": lambda: forward.jvp(f, (x,), (x,), track_tangent=True)[1],
+        }[name]()
+
+    expected = torch.func.jvp(found, (params,), (directions,))[1]
+    assert_close(torch.func.linearize(found, params)[1](directions), expected)
+    with forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(p, directions[name]) for name, p in params.items()}
+        assert_close(forward_ad.unpack_dual(found(duals)).tangent, expected)
+    assert torch.equal(torch.func.jvp(torch.sin, (x,), (x,))[1], x.cos() * x)  # no level is left open

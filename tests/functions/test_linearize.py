@@ -156,3 +156,41 @@ def test_solvers_in_linearize(solver, method):
     op = lambda m: solve(torch.zeros_like(m), m)  # noqa: E731
     y, push = linearize(op, X[0])
     assert_close(push(T[0]), 1 / (1 - 0.3 * torch.cos(y)))
+
+
+def _equation(z, x):
+    return z**3 - x
+
+
+PUSHED = {
+    "root": lambda x: implicit.root(_equation)(lambda z, x: x ** (1 / 3))(torch.zeros(2, dtype=F64), x),
+    "fixed_point": lambda x: implicit.fixed_point(lambda z, x: (z + x / z) / 2)(lambda z, x: x.sqrt())(x, x),
+    "solve": lambda x: implicit.solve(lambda v: v * (2 + x.sum()), x.sin()),
+    "linear_map": fullgrad.linear_map(lambda x: 2 * x, lambda g: 2 * g, vmap_method="sequential"),
+    "broadcast": fullgrad.linear_map(lambda x: 2 * x, lambda g: 2 * g, vmap_method="broadcast"),
+}
+
+
+@pytest.mark.parametrize("name", PUSHED)
+def test_batches_of_what_linearize_returns(name):
+    """Code that torch cannot see is a node of the graph, which `vmap` batches: nested, along any dimension, compiled, of none."""
+    f = PUSHED[name]
+    _, push = linearize(f, X)
+    directions = torch.stack([T, U, T - U])
+    expected = torch.stack([jvp(f, (X,), (t,))[1] for t in directions])
+    assert_close(vmap(push)(directions), expected)
+    assert_close(vmap(push, 1, 1)(directions.T), expected.T)
+    assert_close(vmap(vmap(push))(torch.stack([directions, 2 * directions])), torch.stack([expected, 2 * expected]))
+    assert_close(make_fx(vmap(push))(directions)(directions), expected)
+    assert vmap(push)(directions[:0]).shape == (0, 2)
+    torch.compiler.reset()
+    assert_close(torch.compile(lambda d: vmap(push)(d), backend="aot_eager")(directions), expected)
+
+
+@pytest.mark.parametrize("name", PUSHED)
+def test_a_gradient_of_what_linearize_returns_is_not_lost(name):
+    _, push = linearize(PUSHED[name], X)
+    with pytest.raises(RuntimeError):
+        grad(lambda t: push(t).sum())(T)
+    with pytest.raises(RuntimeError):
+        push(T.clone().requires_grad_()).sum().backward()

@@ -656,3 +656,62 @@ def test_a_quantizer_without_a_surrogate_is_told_of_the_keyword():
     report = check_operator(fullgrad.quantizers.lsq, x, scale, checks=[name], raise_exception=False)
     assert report[name].status == "failed"
     assert "pass `surrogate=`" in report.explain(name)
+
+
+class InFloat32(fullgrad.Elementwise):
+    """A product with a slope of the default dtype: 0.1 is rounded to float32."""
+
+    reads = {0: (0,), 1: (0,)}
+
+    @staticmethod
+    def forward(x, y):
+        return torch.where(x > 0, x, 0.1 * x) + y
+
+    @staticmethod
+    def vjp_term(i, v, x, y):
+        return v * torch.where(x > 0, 1.0, 0.1) if i == 0 else v
+
+
+def test_a_number_in_float32_has_one_message():
+    """A derivative that is off by the rounding of a number in float32 is told by that, and not by how torch sums gradients."""
+
+    def exact(x, y):
+        return torch.where(x > 0, x, 0.1 * x) + y
+
+    inputs = X, torch.randn(X.shape[-1], dtype=torch.float64)
+    checks = ["reverse", "forward", "batching", "value"]
+    report = check_operator(InFloat32.apply, *inputs, surrogate=exact, value=exact, checks=checks, raise_exception=False)
+    (line,) = report.explanations()
+    assert len(report.failures) > 10
+    assert "numbers of float64 differ by no more than float32 rounds" in line
+
+
+@pytest.mark.parametrize("slope", [0.11, 0.1 * (1 + 1e-5)])
+def test_a_wrong_slope_is_not_told_as_a_rounding(slope):
+    report = check_operator(
+        lambda x: torch.where(x > 0, x, slope * x),
+        X,
+        surrogate=lambda x: torch.where(x > 0, x, 0.1 * x),
+        checks=["func_grad"],
+        raise_exception=False,
+    )
+    assert "expected" in report["func_grad"].message
+
+
+def test_an_operator_that_captures_a_parameter():
+    """Checks that an operator cannot pass since its function holds a parameter say so, and leave the parameter in its place."""
+    layer = torch.nn.Linear(3, 3, dtype=torch.float64)
+    weight = layer.weight
+    gate = fullgrad.straight_through(lambda x: (x > 0).to(x.dtype), lambda x: torch.sigmoid(layer(x)))
+
+    def surrogate(x):
+        soft = torch.sigmoid(layer(x))
+        return soft + ((x > 0).to(x.dtype) - soft).detach()
+
+    checks = ["reverse", "second order", "saved_bytes", "threads", "value"]
+    report = check_operator(gate, torch.randn(2, 3), surrogate=surrogate, checks=checks)
+    assert layer.weight is weight
+    assert report["func_hessian"].status == report["saved_bytes"].status == PASSED
+    found = report["value_on_meta_and_fake_tensors"]
+    assert found.status == NOT_APPLICABLE
+    assert found.message == "tensors that the operator captures have data where the inputs have none: pass them as arguments"

@@ -118,7 +118,9 @@ class Loss:
                 entered = [record.enter(k, p, way) for k, p in enumerate(leaves)]
                 with Calls(record):
                     result = self._called(pytree.tree_unflatten(entered, spec), sample)
-                return self._value_and_aux(result)
+                value, aux = self._value_and_aux(result)
+                record.ends_in(value)
+                return value, aux
 
             try:
                 with outside_inference_mode():

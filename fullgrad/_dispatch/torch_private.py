@@ -181,7 +181,9 @@ retains_graph = _optional(
 
 # Which backward is running: one that a hook runs inside of another has a number of its own.
 running_backward = _optional(
-    "_C._current_graph_task_id", lambda: 0, "`per_sample` counts weights twice where a hook of the loss differentiates through them"
+    "_C._current_graph_task_id",
+    lambda: 0,
+    "`per_sample` counts weights twice where a hook of the loss differentiates through them",
 )
 
 # Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.

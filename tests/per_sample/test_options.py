@@ -414,8 +414,48 @@ def test_errors_name_the_function_and_what_is_wrong(name):
             make(loss)(params, batch)
     with pytest.raises(ValueError, match=f"^{name}: `in_dims` must have one entry for each of 2 arguments"):
         make(f, in_dims=(None, 0, 0))(W, X)
+    with pytest.raises(ValueError, match=f"^{name}: `in_dims` has 3 for a tensor of shape .*, whose dimensions are -"):
+        make(f, in_dims=(None, 3))(W, X)
+    with pytest.raises(ValueError, match="Got in_dim=0 for an input but the input is of type"):  # as of vmap, in long batches too
+        make(lambda w, batch: f(w, batch[0]))(W, (numbers(20, *X.shape[1:]), None))
     with pytest.raises(TypeError, match=f"^{name}: with `has_aux` the loss must return a pair, got a Tensor"):
         make(f, has_aux=True)(W, X)
+
+
+@pytest.mark.filterwarnings("ignore:This overload of addmm is deprecated")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_products_that_torch_refuses(name):
+    """Shapes that `mm`, `mv` and `addmm` do not take, though `matmul` does; and an old signature, which they take."""
+    w, x, b = numbers(3, 3), numbers(5, 4, 3), numbers(3)
+    for loss in (
+        lambda w, x: torch.mm(x[None], w).sum(),
+        lambda w, x: torch.mm(x[0], w).sum(),
+        lambda w, x: torch.mv(w, x.mT).sum(),
+        lambda w, x: torch.addmm(b, x[None], w).sum(),
+        lambda w, x: torch.addmm(numbers(2, 4, 3), x, w).sum(),
+        lambda w, x: torch.mm(x, w, out=torch.empty(4, 3)).sum(),
+    ):
+        with pytest.raises(RuntimeError):
+            gradients(Model(loss, w, (x,)))
+        with pytest.raises(RuntimeError):
+            FUNCTIONS[name](loss)(w, x)
+    old, new = (
+        lambda w, x: torch.addmm(2.0, b, 3.0, x, w).square().sum(),
+        lambda w, x: torch.addmm(b, x, w, beta=2.0, alpha=3.0).square().sum(),
+    )
+    assert_close(FUNCTIONS[name](old)(w, x), FUNCTIONS[name](new)(w, x))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_exports_and_traces_are_refused(name):
+    """Both keep no derivative."""
+    run = FUNCTIONS[name](f)
+    with pytest.raises(NotImplementedError, match=f"^{name}: torch.export and torch.jit.trace keep no derivative"):
+        torch.jit.trace(run, (W, X))
+    module = torch.nn.Module()
+    module.forward = run
+    with pytest.raises(NotImplementedError, match=f"^{name}: torch.export and torch.jit.trace keep no derivative"):
+        torch.export.export(module, (W, X), strict=False)
 
 
 @pytest.mark.short

@@ -73,6 +73,8 @@ def clipped(
             f"clipped: `bound` must be one number, got a tensor of shape {tuple(bound.shape)}; for a factor of each sample pass "
             "a function of the norms."
         )
+    if isinstance(bound, Tensor):
+        checks.no_negative_elements("clipped", "bound", bound)
 
     def of_batch(params: Any, *batch: Any) -> Any:
         leaves, spec = given.parameters(params), pytree.tree_flatten(params)[1]

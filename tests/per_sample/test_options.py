@@ -505,6 +505,7 @@ def test_a_loss_that_reads_its_sample_is_told_what_to_do():
         ("1", "`bound` must be a number or a tensor"),
         (-1.0, "`bound` must not be negative, got -1.0"),
         (math.nan, "`bound` must not be negative, got nan"),
+        (torch.tensor(-1.0), "`bound` must not be negative, got -1.0"),
         (torch.ones(3), "`bound` must be one number, got a tensor of shape"),
     ],
 )

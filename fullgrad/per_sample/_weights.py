@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.generated import is_generated
 from fullgrad._dispatch import output_metadata
 from fullgrad.per_sample._record import Record
 
@@ -75,7 +76,7 @@ def _is_elementwise(node: Any) -> bool:
     operator = _operator(node)
     if operator is None:
         return node.name() in _ELEMENTWISE
-    return issubclass(operator, Elementwise)
+    return issubclass(operator, Elementwise) and operator.is_linear and is_generated(operator, "vjp")
 
 
 def _operator(node: Any) -> Any:

@@ -255,6 +255,37 @@ def operator_of_a_user():
     return Model(lambda p, x: (Squashed.apply(-p["w"], p["s"].tanh()).t() @ x).square().sum(), params, (numbers(5, 4),))
 
 
+class Bounded(fullgrad.Elementwise):
+    """A map of the gradient's elements that is not linear, and says so."""
+
+    reads = {0: (0,)}
+    is_linear = False
+
+    @staticmethod
+    def forward(x):
+        return x * 1
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return v.clamp(-0.1, 0.1)
+
+
+class OwnRule(Squashed):
+    """An elementwise value with a rule for the whole gradient."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g / g.norm(), None
+
+
+@model
+def operators_of_a_user_with_other_rules():
+    def loss(p, x):
+        return (F.linear(x, Bounded.apply(p["w"])) * F.linear(x, OwnRule.apply(p["v"], 0.5))).sum()
+
+    return Model(loss, {"w": numbers(3, 4), "v": numbers(3, 4, seed=1)}, (numbers(5, 4),))
+
+
 @model
 def spikes_over_time():
     params = {"w": numbers(6, 4), "u": numbers(6, 6), "v": numbers(2, 6), "threshold": torch.tensor(0.4, dtype=F64)}

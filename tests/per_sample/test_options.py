@@ -232,6 +232,25 @@ def test_half_precision(dtype):
     assert {v.dtype for v in tree_leaves(sums)} == {dtype}
 
 
+@pytest.mark.parametrize("kind", ["linear", "quantized", "convolution", "embedding", "elementwise"])
+def test_small_factors_in_half_precision(kind):
+    """Factors that float16 would round to a few digits, or to 0, though the sums are far from there."""
+    losses = {
+        "linear": lambda w, x: F.linear(x, w[:, 0]),
+        "quantized": lambda w, x: F.linear(x, fullgrad.step_quantize(w[:, 0], 0.25)),
+        "convolution": lambda w, x: F.conv1d(x.mT, w),
+        "embedding": lambda w, x: F.embedding(torch.tensor([0, 2, 2]), w[0]) * x,
+        "elementwise": lambda w, x: x * w[0, 0],
+    }
+    loss = lambda w, x: 500 * losses[kind](w, x).sin().sum()  # noqa: E731
+    w, x, bound = numbers(4, 3, 3).half(), numbers(5, 4, 3).half()[:, :3], 1e-4
+    sums, norms = per_sample.clipped(loss, bound)(w, x)
+    (g,) = gradients(Model(loss, w, (x,)))
+    expected = torch.tensordot(bound / in_rows([g.double()]).norm(dim=1), g.double(), 1)
+    assert norms.min() > 100
+    assert (sums.double() - expected).abs().max() < 0.01 * expected.abs().max()
+
+
 def test_autocast():
     """Inside of the loss products are in half precision, and the norms are those of vmap(grad) up to its rounding."""
 

@@ -588,6 +588,28 @@ def checkpoint_of_torch():
     return Model(loss, {"w": numbers(3, 3)}, (numbers(5, 3),), lambda: fullgrad.adopting(checkpoint=True))
 
 
+class Signs(torch.autograd.Function):
+    """A Function of another package, which torch does not batch."""
+
+    @staticmethod
+    def forward(ctx, w):
+        ctx.save_for_backward(w)
+        return torch.sign(w)
+
+    @staticmethod
+    def backward(ctx, g):
+        (w,) = ctx.saved_tensors
+        return g * (w.abs() < 1)
+
+
+@model
+def adopted():
+    def loss(p, x):
+        return F.linear(torch.tanh(F.linear(x, Signs.apply(p["w"]))), p["v"]).square().sum()
+
+    return Model(loss, {"w": numbers(4, 3), "v": numbers(2, 4)}, (numbers(5, 3),), fullgrad.adopting)
+
+
 @fullgrad.custom_vjp
 def _own(w, x):
     return torch.tanh(x @ w)

@@ -545,6 +545,15 @@ def test_wrong_factors():
 
 # --- Random programs --------------------------------------------------------------------------------------------------------
 
+
+def _hooked(w, v, x):
+    """A hook that differentiates through the weight, in the backward."""
+    x = x + 0 * w.sum()
+    y, z = x @ w, torch.tanh(F.linear(x, w))
+    y.register_hook(lambda g: g * torch.autograd.grad(z, x, torch.ones_like(z), retain_graph=True)[0].sum())
+    return y
+
+
 STEPS = {
     "linear": lambda w, v, x: F.linear(x, w),
     "right": lambda w, v, x: x @ w,
@@ -566,6 +575,8 @@ STEPS = {
     "checkpoint": lambda w, v, x: fullgrad.checkpoint(lambda w, x: torch.tanh(x @ w), w, x),
     "constant": lambda w, v, x: x + F.linear(v, w).detach() + w.sum().sin(),
     "tanh": lambda w, v, x: torch.tanh(x),
+    "hooked": _hooked,
+    "by keyword": lambda w, v, x: x.reshape(-1, 3).mm(mat2=w).reshape(x.shape),
 }
 programs = st.lists(
     st.tuples(st.sampled_from(sorted(STEPS)), st.sampled_from("ab"), st.sampled_from("cd")), min_size=1, max_size=5

@@ -223,9 +223,8 @@ class Convolution(Function):
         delivers = needs[2] and use.deliver(makes, x, g)
         if needs[1] or (needs[2] and not delivers):
             mask = [needs[1], needs[2] and not delivers, False]
-            factors = [g.new_empty(s) if t is None else t.to(g.dtype) for t, s in zip((x, weight), ctx.shapes, strict=True)]
-            of_x, of_weight, _ = _backward(g, *factors, options, mask)
-            of_x = of_x if of_x is None else of_x.to(x.dtype)
+            x, weight = [g.new_empty(s) if t is None else t for t, s in zip((x, weight), ctx.shapes, strict=True)]
+            of_x, of_weight, _ = _backward(g, x, weight, options, mask)
         if needs[3]:
             of_bias = g.sum([d for d in range(g.ndim) if d != 1])
         return None, of_x, of_weight, of_bias

@@ -153,6 +153,7 @@ from fullgrad._dispatch.torch_private import (
     requires_grad_at,
     retains_graph,
     rnn_names,
+    running_backward,
     sequence_number,
     set_forward_mode,
     single_level,

@@ -179,6 +179,13 @@ retains_graph = _optional(
     "_C._autograd._get_current_graph_task_keep_graph", lambda: True, "memory of a completed operator stays until its graph goes"
 )
 
+# Which backward is running: one that a hook runs inside of another has a number of its own.
+running_backward = _optional(
+    "_C._current_graph_task_id",
+    lambda: 0,
+    "`per_sample` counts weights twice where a hook of the loss differentiates through them",
+)
+
 # Forward mode has zeros without memory, which torch's own operators take. Code of users may read memory, at their address 0.
 is_zero_tensor = _optional("Tensor._is_zerotensor", lambda tensor: False, "a kernel of users may get zeros without memory")
 

@@ -59,7 +59,7 @@ class Use:
         no slope of single elements.
         """
         record, node = self.record, self.weight.node
-        delivers = record.is_delivering and record.hooked.isdisjoint(self.weight.nodes)
+        delivers = record.is_delivering() and record.hooked.isdisjoint(self.weight.nodes)
         found = slopes(record, node) if delivers else None
         if found is None:
             return False
@@ -81,8 +81,11 @@ class Use:
         return True
 
 
-def _rest(given: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Any, ...]:
-    return tuple([g if n else None for g, n in zip(given, needs, strict=True)])
+def _save(ctx: Any, x: Tensor, weight: Tensor) -> None:
+    """Save the factors of a product: each for the derivative of the other, so that the loss may write into one that has none."""
+    of_x, of_weight = ctx.needs_input_grad[1:3]
+    ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+    ctx.save_for_forward(x, weight)
 
 
 class Linear(Function):
@@ -99,8 +102,7 @@ class Linear(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.use = inputs[0]
-        ctx.save_for_backward(*inputs[1:3])
-        ctx.save_for_forward(*inputs[1:3])
+        _save(ctx, *inputs[1:3])
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Any, ...]:
@@ -209,21 +211,20 @@ class Convolution(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.use = inputs[0]
-        ctx.save_for_backward(*inputs[1:3])
-        ctx.save_for_forward(*inputs[1:3])
+        ctx.use, ctx.shapes = inputs[0], (inputs[1].shape, inputs[2].shape)
+        _save(ctx, *inputs[1:3])
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         use, (x, weight), needs = ctx.use, ctx.saved_tensors, ctx.needs_input_grad
         options = use.kind
-        makes = lambda x, g, slope, key: Convolved(x, g, weight.shape, options, slope, key)  # noqa: E731
+        makes = lambda x, g, slope, key: Convolved(x, g, ctx.shapes[1], options, slope, key)  # noqa: E731
         of_x = of_weight = of_bias = None
         delivers = needs[2] and use.deliver(makes, x, g)
         if needs[1] or (needs[2] and not delivers):
             mask = [needs[1], needs[2] and not delivers, False]
-            of_x, of_weight, _ = _backward(g, x.to(g.dtype), weight.to(g.dtype), options, mask)
-            of_x = of_x if of_x is None else of_x.to(x.dtype)
+            x, weight = [g.new_empty(s) if t is None else t for t, s in zip((x, weight), ctx.shapes, strict=True)]
+            of_x, of_weight, _ = _backward(g, x, weight, options, mask)
         if needs[3]:
             of_bias = g.sum([d for d in range(g.ndim) if d != 1])
         return None, of_x, of_weight, of_bias
@@ -277,8 +278,8 @@ def _linear(record: Record, input: Any, weight: Any, bias: Any = None) -> Any:
     return NotImplemented if found is None else Linear.apply(Use(record, found, "linear"), input, weight, bias)
 
 
-def _matmul(record: Record, input: Any, other: Any) -> Any:
-    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
+def _matmul(record: Record, input: Any, other: Any, **others: Any) -> Any:
+    if others or not isinstance(input, Tensor) or not isinstance(other, Tensor):
         return NotImplemented
     if other.ndim == 2 and _is_usual(input, other):
         found = weight_of(record, other)
@@ -291,11 +292,23 @@ def _matmul(record: Record, input: Any, other: Any) -> Any:
     return NotImplemented
 
 
-def _addmm(record: Record, input: Any, mat1: Any, mat2: Any, **others: Any) -> Any:
-    if others or not isinstance(input, Tensor):
-        return NotImplemented
-    product = _matmul(record, mat1, mat2)
-    return NotImplemented if product is NotImplemented else product + input
+def _mm(record: Record, input: Any, mat2: Any, *more: Any, **others: Any) -> Any:
+    is_usual = not more and not others and _dims(input, mat2) == (2, 2)
+    return _matmul(record, input, mat2) if is_usual else NotImplemented
+
+
+def _mv(record: Record, input: Any, vec: Any, *more: Any, **others: Any) -> Any:
+    is_usual = not more and not others and _dims(input, vec) == (2, 1)
+    return _matmul(record, input, vec) if is_usual else NotImplemented
+
+
+def _addmm(record: Record, input: Any, mat1: Any, mat2: Any, *more: Any, **others: Any) -> Any:
+    product = _mm(record, mat1, mat2, *more, **others) if isinstance(input, Tensor) else NotImplemented
+    return NotImplemented if product is NotImplemented else product + input.expand(product.shape)
+
+
+def _dims(*tensors: Any) -> tuple[int | None, ...]:
+    return tuple([t.ndim if isinstance(t, Tensor) else None for t in tensors])
 
 
 def _embedding(
@@ -354,7 +367,8 @@ _CALLS: dict[Any, Callable[..., Any]] = {
     functional.conv3d: _convolution(3),
     torch.addmm: _addmm,
     Tensor.addmm: _addmm,
-    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), _matmul),
-    **dict.fromkeys((torch.mv, Tensor.mv), _matmul),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
+    **dict.fromkeys((torch.mm, Tensor.mm), _mm),
+    **dict.fromkeys((torch.mv, Tensor.mv), _mv),
     Tensor.__rmatmul__: lambda record, input, other: _matmul(record, other, input),
 }

@@ -35,7 +35,8 @@ def clipped(
 
     Args:
         loss: A function of ``(params, *sample)``, the loss of one sample, one number.
-        bound: The largest norm :math:`c`, a number or a tensor; or a function of the norms (batch,) that returns the factors.
+        bound: The largest norm :math:`c`, a number or a tensor; or a function of the norms (batch,), in float32 at least, that
+            returns the factors.
         in_dims: The batch dimensions of all arguments, as of ``torch.func.vmap``, None for the parameters: ``(None, 0, ...)`` by
             default.
         chunk_size: How many samples are computed together; None to let it be chosen by what samples take, or all where they draw
@@ -73,6 +74,8 @@ def clipped(
             f"clipped: `bound` must be one number, got a tensor of shape {tuple(bound.shape)}; for a factor of each sample pass "
             "a function of the norms."
         )
+    if isinstance(bound, Tensor):
+        checks.no_negative_elements("clipped", "bound", bound)
 
     def of_batch(params: Any, *batch: Any) -> Any:
         leaves, spec = given.parameters(params), pytree.tree_flatten(params)[1]
@@ -98,13 +101,13 @@ def clipped(
                 add(torch.where(is_inside, 1.0, factors), samples.start)
 
         aux = given.run(params, batch, finish, after)
-        norms = root(total(squares.of_each())).to(dtype)
+        norms = root(total(squares.of_each()))
         if callable(bound):
             factors = _checked(bound(norms), norms)
             with without_autocast(norms.device.type):
                 add(factors, 0)
         each = [sums[k].to(p.dtype) if k in sums else p.detach().new_zeros(p.shape) for k, p in enumerate(leaves)]
-        result = pytree.tree_unflatten(each, spec), norms
+        result = pytree.tree_unflatten(each, spec), norms.to(dtype)
         return (result, aux) if has_aux else result
 
     return of_batch

@@ -314,11 +314,9 @@ class Convolved(Contribution):
         return Product(self.gradients.flatten(3).mT.flatten(1, 2), columns)
 
     def weighted(self, weights: Tensor) -> Tensor:
-        x, g = (
-            self.inputs.flatten(0, 1),
-            self.gradients * weights.to(self.gradients.dtype)[:, None, None].reshape(-1, *(1,) * (self.gradients.ndim - 1)),
-        )
-        found = self._of_one(x, g.flatten(0, 1))
+        x, g = opmath(self.inputs), opmath(self.gradients)
+        g = g * weights.to(g.dtype).reshape(-1, *(1,) * (g.ndim - 1))
+        found = self._of_one(x.flatten(0, 1), g.flatten(0, 1))
         return found if self.slope is None else found * self.slope
 
 

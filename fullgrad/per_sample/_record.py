@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullgrad._core.autocast import without_autocast
 from fullgrad._core.function import Function
-from fullgrad._dispatch import MISSING, current_level, forward_mode_is_on
+from fullgrad._dispatch import MISSING, current_level, forward_mode_is_on, running_backward
 from fullgrad.per_sample._contributions import Contribution, Dense, combined
 
 
@@ -36,7 +36,8 @@ class Record:
         self.shapes, self.is_forward = shapes, is_forward
         self.marker: Any = marker
         self.finish: Any = finish
-        self.level, self.is_delivering, self.taken = 0, False, 0  # in bytes
+        self.level, self.taken = 0, 0  # in bytes
+        self.is_open, self.backward = False, None
         self.entries: dict[Any, int] = {}
         self.hooked: set[Any] = set()  # nodes of tensors with hooks, which must see the gradient
         self.parts: dict[int, list[Contribution]] = {}
@@ -52,11 +53,25 @@ class Record:
     @contextlib.contextmanager
     def delivering(self) -> Iterator[None]:
         """A context around the backward whose gradients are delivered."""
-        self.is_delivering = True
+        self.is_open = True
         try:
             yield
         finally:
-            self.is_delivering = False
+            self.is_open, self.backward = False, None
+
+    def ends_in(self, value: Tensor) -> None:
+        """Note which tensor is differentiated: its hook is the first thing that the backward calls."""
+
+        def note(_: Tensor) -> None:
+            if self.is_open and self.backward is None:
+                self.backward = running_backward()
+
+        if value.requires_grad:
+            value.register_hook(note)
+
+    def is_delivering(self) -> bool:
+        """Whether the running backward is the run's, and not one of a hook in it, another transform's or a later one."""
+        return self.is_open and self.backward == running_backward()
 
     def close(self) -> None:
         """Forget everything when the run is done: the graph, which has what further derivatives need, holds the record."""
@@ -115,7 +130,7 @@ class Entry(Function):
     @staticmethod
     def vjp(ctx: Any, g: Tensor | None) -> tuple[None, Tensor | None, None]:
         record, index = ctx.delivery.record, ctx.delivery.what
-        if not record.is_delivering:  # another transform, outside of the run or inside of the loss
+        if not record.is_delivering():
             return None, g, None
 
         def take(*gradients: Batched) -> None:

@@ -15,6 +15,7 @@ from fullgrad._dispatch import (
     current_level,
     forward_mode_is_on,
     is_distributed,
+    is_exporting,
     is_tracing,
     outside_inference_mode,
     perhaps,
@@ -96,6 +97,11 @@ class Loss:
         """
         leaves, spec = self.parameters(params), pytree.tree_flatten(params)[1]
         dims = self.dims(batch)
+        if is_exporting() or torch.jit.is_tracing():
+            raise NotImplementedError(
+                f"{self.name}: torch.export and torch.jit.trace keep no derivative. Compile the call with torch.compile, or "
+                "trace it with make_fx."
+            )
         size, device = self.size(batch)
         self._check_sizes(params, batch, dims)
         if not size:  # torch's vmap takes no empty batch in many functions
@@ -118,7 +124,9 @@ class Loss:
                 entered = [record.enter(k, p, way) for k, p in enumerate(leaves)]
                 with Calls(record):
                     result = self._called(pytree.tree_unflatten(entered, spec), sample)
-                return self._value_and_aux(result)
+                value, aux = self._value_and_aux(result)
+                record.ends_in(value)
+                return value, aux
 
             try:
                 with outside_inference_mode():
@@ -227,6 +235,11 @@ class Loss:
         """The number of samples, and where they are."""
         for dim, leaf in _leaves_with_dims(self.dims(batch), tuple(batch)):
             if isinstance(leaf, Tensor) and leaf.ndim:
+                if not -leaf.ndim <= dim < leaf.ndim:
+                    raise ValueError(
+                        f"{self.name}: `in_dims` has {dim} for a tensor of shape {tuple(leaf.shape)}, whose dimensions are "
+                        f"{-leaf.ndim} to {leaf.ndim - 1}."
+                    )
                 return leaf.shape[dim], leaf.device
         raise ValueError(f"{self.name}: no argument after the parameters has a batch.")
 
@@ -254,8 +267,8 @@ def _zeros_of_one(leaf: Tensor, dim: int) -> Tensor:
 
 def _mapped(dims: Any, tree: Any, function: Callable[[Tensor, int], Tensor]) -> Any:
     """A tree with a function applied to the leaves that have a batch dimension, and to that."""
-    if isinstance(dims, int):
-        return pytree.tree_map(lambda leaf: function(leaf, dims), tree)
+    if isinstance(dims, int):  # vmap refuses what is no tensor
+        return pytree.tree_map(lambda leaf: function(leaf, dims) if isinstance(leaf, Tensor) and leaf.ndim else leaf, tree)
     if isinstance(dims, dict):
         return {key: _mapped(dims[key], part, function) for key, part in tree.items()}
     if isinstance(dims, (tuple, list)):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.generated import is_generated
 from fullgrad._dispatch import output_metadata
 from fullgrad.per_sample._record import Record
 
@@ -75,7 +76,7 @@ def _is_elementwise(node: Any) -> bool:
     operator = _operator(node)
     if operator is None:
         return node.name() in _ELEMENTWISE
-    return issubclass(operator, Elementwise)
+    return issubclass(operator, Elementwise) and operator.is_linear and is_generated(operator, "vjp")
 
 
 def _operator(node: Any) -> Any:
@@ -86,7 +87,8 @@ def _operator(node: Any) -> Any:
 def slopes(record: Record, node: Any) -> dict[int, Tensor | None] | None:
     """The derivative of a weight with respect to each of its parameters, element by element, None for 1.
 
-    It is None itself if a rule returns another shape than that of its output.
+    It is None itself if a rule returns another shape than that of its output, or if the weight passes through complex numbers,
+    of which a cast takes one part.
     """
     if node in record.entries:
         return {record.entries[node]: None}
@@ -104,6 +106,8 @@ def _add_slopes(record: Record, node: Any, slope: Tensor | None, found: dict[int
         found[k] = found[k] + slope if k in found else slope
         return True
     made = output_metadata(node)[0]
+    if made.dtype.is_complex:
+        return False
     ones = torch.ones(made.shape, dtype=made.dtype, device=made.device)
     if _operator(node) is None:
         terms = node(ones)

@@ -255,6 +255,37 @@ def operator_of_a_user():
     return Model(lambda p, x: (Squashed.apply(-p["w"], p["s"].tanh()).t() @ x).square().sum(), params, (numbers(5, 4),))
 
 
+class Bounded(fullgrad.Elementwise):
+    """A map of the gradient's elements that is not linear, and says so."""
+
+    reads = {0: (0,)}
+    is_linear = False
+
+    @staticmethod
+    def forward(x):
+        return x * 1
+
+    @staticmethod
+    def vjp_term(i, v, x):
+        return v.clamp(-0.1, 0.1)
+
+
+class OwnRule(Squashed):
+    """An elementwise value with a rule for the whole gradient."""
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g / g.norm(), None
+
+
+@model
+def operators_of_a_user_with_other_rules():
+    def loss(p, x):
+        return (F.linear(x, Bounded.apply(p["w"])) * F.linear(x, OwnRule.apply(p["v"], 0.5))).sum()
+
+    return Model(loss, {"w": numbers(3, 4), "v": numbers(3, 4, seed=1)}, (numbers(5, 4),))
+
+
 @model
 def spikes_over_time():
     params = {"w": numbers(6, 4), "u": numbers(6, 6), "v": numbers(2, 6), "threshold": torch.tensor(0.4, dtype=F64)}
@@ -395,6 +426,18 @@ def products_by_other_names():
 
 
 @model
+def products_by_keyword():
+    def loss(p, x, y):
+        first = torch.mv(p["a"], vec=x) + torch.matmul(other=p["b"], input=x) + x.matmul(other=p["c"])
+        second = torch.mm(mat2=p["d"], input=y) + y.mm(mat2=p["e"]) + torch.addmm(mat1=y, mat2=p["f"], input=p["bias"])
+        return first.sin().sum() + second.sin().sum()
+
+    return Model(
+        loss, {"bias": numbers(4), **{k: numbers(4, 4, seed=ord(k)) for k in "abcdef"}}, (numbers(5, 4), numbers(5, 3, 4))
+    )
+
+
+@model
 def scaled_weights():
     def loss(p, x):
         w = torch.tanh(p["w"]) * p["s"] / p["r"]
@@ -446,6 +489,18 @@ def written_after_use():
         return (x @ v).sin().sum() * first
 
     return Model(loss, numbers(3, 4), (numbers(5, 3),))
+
+
+@model
+def weights_that_are_written_after_use():
+    def loss(p, x):
+        w, v = p.clone(), p * 2
+        y = F.linear(x, w).sin().sum() + (x @ v.T).cos().sum()
+        w.mul_(3)
+        v.detach().zero_()
+        return y + F.linear(x, w).sin().sum()
+
+    return Model(loss, numbers(4, 3), (numbers(5, 3),))
 
 
 # --- Transforms, operators and contexts inside of the loss ------------------------------------------------------------------
@@ -533,6 +588,28 @@ def checkpoint_of_torch():
     return Model(loss, {"w": numbers(3, 3)}, (numbers(5, 3),), lambda: fullgrad.adopting(checkpoint=True))
 
 
+class Signs(torch.autograd.Function):
+    """A Function of another package, which torch does not batch."""
+
+    @staticmethod
+    def forward(ctx, w):
+        ctx.save_for_backward(w)
+        return torch.sign(w)
+
+    @staticmethod
+    def backward(ctx, g):
+        (w,) = ctx.saved_tensors
+        return g * (w.abs() < 1)
+
+
+@model
+def adopted():
+    def loss(p, x):
+        return F.linear(torch.tanh(F.linear(x, Signs.apply(p["w"]))), p["v"]).square().sum()
+
+    return Model(loss, {"w": numbers(4, 3), "v": numbers(2, 4)}, (numbers(5, 3),), fullgrad.adopting)
+
+
 @fullgrad.custom_vjp
 def _own(w, x):
     return torch.tanh(x @ w)
@@ -580,6 +657,25 @@ def hooks_on_weights():
         return first + F.linear(x, p["w"]).square().sum() + (x @ turned).square().sum() + F.linear(x, p["free"]).sum()
 
     return Model(loss, {k: numbers(4, 3, seed=ord(k[0])) for k in ("u", "v", "w", "free")}, (numbers(5, 3),))
+
+
+@model
+def equilibrium():
+    def loss(p, x):
+        step = lambda z: torch.tanh(F.linear(z, p["w"]) + F.linear(x, fullgrad.step_quantize(p["u"], 0.25), p["b"]))  # noqa: E731
+        with torch.no_grad():
+            z = functools.reduce(lambda z, _: step(z), range(30), torch.zeros(4, dtype=F64))
+        z, start = step(z), z.detach() + 0 * p["b"]
+        after = step(start)
+
+        def solve(g):
+            pulled = lambda u, _: torch.autograd.grad(after, start, u, retain_graph=True)[0] + g  # noqa: E731
+            return functools.reduce(pulled, range(30), g)
+
+        z.register_hook(solve)
+        return z.square().sum()
+
+    return Model(loss, {"w": numbers(4, 4, scale=0.2), "u": numbers(4, 3), "b": numbers(4)}, (numbers(5, 3),))
 
 
 @model
@@ -639,6 +735,15 @@ def batch_of_one():
 def two_dtypes():
     params = {"w": numbers(3, 4), "v": numbers(4, 4).float()}
     return Model(lambda p, x: (torch.tanh(x @ p["w"]).float() @ p["v"]).square().sum().double(), params, (numbers(5, 3),))
+
+
+@model
+def weights_by_way_of_complex_numbers():
+    def loss(p, x):
+        w = (p["w"].to(torch.complex128) * (1 + 2j)).to(F64)
+        return F.linear(x, w).sin().sum() + F.linear(x, p["z"].to(F64)).cos().sum()
+
+    return Model(loss, {"w": numbers(4, 3), "z": torch.complex(numbers(2, 3), numbers(2, 3, seed=1))}, (numbers(5, 3),))
 
 
 @model

@@ -30,6 +30,7 @@ def close(found, expected, rtol=1e-12):
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop because:UserWarning"),
     pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning"),
+    pytest.mark.filterwarnings("ignore:Casting complex values to real:UserWarning"),
 ]
 
 

@@ -232,6 +232,26 @@ def test_half_precision(dtype):
     assert {v.dtype for v in tree_leaves(sums)} == {dtype}
 
 
+@pytest.mark.parametrize("kind", ["linear", "quantized", "convolution", "embedding", "elementwise"])
+def test_small_factors_in_half_precision(kind):
+    """Factors that float16 would round to a few digits, or to 0, though the sums are far from there."""
+    losses = {
+        "linear": lambda w, x: F.linear(x, w[:, 0]),
+        "quantized": lambda w, x: F.linear(x, fullgrad.step_quantize(w[:, 0], 0.25)),
+        "convolution": lambda w, x: F.conv1d(x.mT, w),
+        "embedding": lambda w, x: F.embedding(torch.tensor([0, 2, 2]), w[0]) * x,
+        "elementwise": lambda w, x: x * w[0, 0],
+    }
+    loss = lambda w, x: 500 * losses[kind](w, x).sin().sum()  # noqa: E731
+    w, x, bound = numbers(4, 3, 3).half(), numbers(5, 4, 3).half()[:, :3], 1e-4
+    (g,) = gradients(Model(loss, w, (x,)))
+    expected = torch.tensordot(bound / in_rows([g.double()]).norm(dim=1), g.double(), 1)
+    for limit in (bound, lambda norms: bound / norms):
+        sums, norms = per_sample.clipped(loss, limit)(w, x)
+        assert norms.min() > 100
+        assert (sums.double() - expected).abs().max() < 0.01 * expected.abs().max()
+
+
 def test_autocast():
     """Inside of the loss products are in half precision, and the norms are those of vmap(grad) up to its rounding."""
 
@@ -414,8 +434,48 @@ def test_errors_name_the_function_and_what_is_wrong(name):
             make(loss)(params, batch)
     with pytest.raises(ValueError, match=f"^{name}: `in_dims` must have one entry for each of 2 arguments"):
         make(f, in_dims=(None, 0, 0))(W, X)
+    with pytest.raises(ValueError, match=f"^{name}: `in_dims` has 3 for a tensor of shape .*, whose dimensions are -"):
+        make(f, in_dims=(None, 3))(W, X)
+    with pytest.raises(ValueError, match="Got in_dim=0 for an input but the input is of type"):  # as of vmap, in long batches too
+        make(lambda w, batch: f(w, batch[0]))(W, (numbers(20, *X.shape[1:]), None))
     with pytest.raises(TypeError, match=f"^{name}: with `has_aux` the loss must return a pair, got a Tensor"):
         make(f, has_aux=True)(W, X)
+
+
+@pytest.mark.filterwarnings("ignore:This overload of addmm is deprecated")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_products_that_torch_refuses(name):
+    """Shapes that `mm`, `mv` and `addmm` do not take, though `matmul` does; and an old signature, which they take."""
+    w, x, b = numbers(3, 3), numbers(5, 4, 3), numbers(3)
+    for loss in (
+        lambda w, x: torch.mm(x[None], w).sum(),
+        lambda w, x: torch.mm(x[0], w).sum(),
+        lambda w, x: torch.mv(w, x.mT).sum(),
+        lambda w, x: torch.addmm(b, x[None], w).sum(),
+        lambda w, x: torch.addmm(numbers(2, 4, 3), x, w).sum(),
+        lambda w, x: torch.mm(x, w, out=torch.empty(4, 3)).sum(),
+    ):
+        with pytest.raises(RuntimeError):
+            gradients(Model(loss, w, (x,)))
+        with pytest.raises(RuntimeError):
+            FUNCTIONS[name](loss)(w, x)
+    old, new = (
+        lambda w, x: torch.addmm(2.0, b, 3.0, x, w).square().sum(),
+        lambda w, x: torch.addmm(b, x, w, beta=2.0, alpha=3.0).square().sum(),
+    )
+    assert_close(FUNCTIONS[name](old)(w, x), FUNCTIONS[name](new)(w, x))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_exports_and_traces_are_refused(name):
+    """Both keep no derivative."""
+    run = FUNCTIONS[name](f)
+    with pytest.raises(NotImplementedError, match=f"^{name}: torch.export and torch.jit.trace keep no derivative"):
+        torch.jit.trace(run, (W, X))
+    module = torch.nn.Module()
+    module.forward = run
+    with pytest.raises(NotImplementedError, match=f"^{name}: torch.export and torch.jit.trace keep no derivative"):
+        torch.export.export(module, (W, X), strict=False)
 
 
 @pytest.mark.short
@@ -465,6 +525,7 @@ def test_a_loss_that_reads_its_sample_is_told_what_to_do():
         ("1", "`bound` must be a number or a tensor"),
         (-1.0, "`bound` must not be negative, got -1.0"),
         (math.nan, "`bound` must not be negative, got nan"),
+        (torch.tensor(-1.0), "`bound` must not be negative, got -1.0"),
         (torch.ones(3), "`bound` must be one number, got a tensor of shape"),
     ],
 )
@@ -483,6 +544,15 @@ def test_wrong_factors():
 
 
 # --- Random programs --------------------------------------------------------------------------------------------------------
+
+
+def _hooked(w, v, x):
+    """A hook that differentiates through the weight, in the backward."""
+    x = x + 0 * w.sum()
+    y, z = x @ w, torch.tanh(F.linear(x, w))
+    y.register_hook(lambda g: g * torch.autograd.grad(z, x, torch.ones_like(z), retain_graph=True)[0].sum())
+    return y
+
 
 STEPS = {
     "linear": lambda w, v, x: F.linear(x, w),
@@ -505,6 +575,8 @@ STEPS = {
     "checkpoint": lambda w, v, x: fullgrad.checkpoint(lambda w, x: torch.tanh(x @ w), w, x),
     "constant": lambda w, v, x: x + F.linear(v, w).detach() + w.sum().sin(),
     "tanh": lambda w, v, x: torch.tanh(x),
+    "hooked": _hooked,
+    "by keyword": lambda w, v, x: x.reshape(-1, 3).mm(mat2=w).reshape(x.shape),
 }
 programs = st.lists(
     st.tuples(st.sampled_from(sorted(STEPS)), st.sampled_from("ab"), st.sampled_from("cd")), min_size=1, max_size=5

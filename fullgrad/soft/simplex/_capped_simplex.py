@@ -34,7 +34,9 @@ def proj_capped_simplex(
 
     with the curve S of :func:`sigmoidal` of softness 1 in one of its modes: ``smooth`` is the entropic top-k, ``laplace``
     LapSum's, and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivatives are the true
-    ones of every order, also of the softness and k. Saved: z, in smooth mode also p.
+    ones of every order, also of the softness and k. Where all weights are 0 or 1, those of ``c0``, ``c1`` and ``c2`` are 0;
+    :math:`D_k` of ``smooth`` and ``laplace`` sums to 1 there, too, with k = 0 and k = n that of one side, but second derivatives
+    with respect to k are 0 where slopes underflow, next to gaps of more than 170 softnesses in float32. Saved: z.
 
     On a device the host waits for the rounds that find the threshold.
 
@@ -206,12 +208,15 @@ class Capped(RowFunction):
 
     @staticmethod
     def vjp(ctx: Any, g: Tensor | None, g_z: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if g is None and g_z is None:
+            return None, None, None, None
         mode, z = saved_inputs(ctx)
         u, factor = _slopes(z, mode)
         parts = [u if g is None else u * g, u if g_z is None else g_z]
         of_g, of_z, total = row_totals(*[v.sum(-1, keepdim=True) for v in (*parts, u)])
         shares, inverse = _inverses(total, factor)
-        by_v = by_k = 0
+        by_v: Any = 0
+        by_k: Any = 0
         if g is not None:
             by_v = u * factor * (g - of_g * shares)
             by_k = parts[0].sum(-1, keepdim=True) * shares  # where ranks have parts of rows, each has its part of this sum

@@ -65,9 +65,9 @@ def solve_on_parts(
 ) -> Tensor:
     """The thresholds at which falling sums are 0, to ``enough`` or to what rounding a threshold, or 1, changes.
 
-    ``sums`` returns those of whole rows at thresholds (…, m), minus their slopes, and Newton's steps. The solutions are at most ``reach`` from the middle one of ``thetas``, which are the first to be tried. Each exchange tries as many:
-    Newton's points from both ends of the bracket, the secant's, points around it as near as they are to each other, and evenly
-    spaced ones.
+    ``sums`` returns those of whole rows at thresholds (…, m), minus their slopes, and Newton's steps. The solutions are at most
+    ``reach`` from the middle one of ``thetas``, which are the first to be tried. Each exchange tries as many: Newton's points
+    from both ends of the bracket, the secant's, points around it as near as they are to each other, and evenly spaced ones.
     """
     m = thetas.shape[-1]
     start = thetas[..., m // 2, None]

@@ -299,6 +299,28 @@ def test_a_count_and_a_softness_that_learn_get_the_gradients_of_all_parts():
         assert_close(some, [e.detach() for e in expected], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_count_that_learns_across_a_gap(dtype, mode):
+    """As in one process, where all slopes are small, or underflow, and at k = 0 and k = n."""
+    x = torch.tensor([[5.3, 5, 0, -0.05, -0.1], [30, 30.05, -30, -29.9, -40], [3, 1, 2, 1.5, -torch.inf], [2, 1, 0, 2, 3]]).to(
+        dtype
+    )
+    for k in (torch.full((4, 1), 2.0), torch.tensor([[0.0], [5.0], [4.0], [0.5]])):
+
+        def gradients(x, k=k):
+            k = k.to(dtype).requires_grad_()
+            count = laid_out(k, x.device_mesh, (Replicate(),)) if isinstance(x, DTensor) else k
+            y = soft.proj_capped_simplex(x, count, mode=mode)
+            g = torch.arange(5.0).to(dtype)
+            g = laid_out(g, x.device_mesh, (Shard(0),)) if isinstance(x, DTensor) else g
+            return [y, *torch.autograd.grad((y * g).sum(), [x, count])]
+
+        expected = [v.detach() for v in gradients(x.clone().requires_grad_())]
+        for found in of_ranks(gradients, x, (Shard(1),), (2,)):
+            assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("shift", [1e6, 1e30])
 def test_rows_far_from_0_keep_their_digits(shift):
     """As in one process: the threshold is found near it."""

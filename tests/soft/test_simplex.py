@@ -215,7 +215,9 @@ def test_the_capped_simplex_keeps_its_digits_for_every_k(mode):
             leaf, count = [torch.as_tensor(v).to(dtype).requires_grad_() for v in (row, k)]
             learned = [count] * (float(count.detach()) == k)  # a rounded k has another sum
             p = soft.proj_capped_simplex(leaf, *(learned or [k]), mode=mode)
-            results.append([p, soft.proj_capped_simplex(leaf, k, mode=mode), *torch.autograd.grad(p, [leaf, *learned], g.to(dtype))])
+            results.append(
+                [p, soft.proj_capped_simplex(leaf, k, mode=mode), *torch.autograd.grad(p, [leaf, *learned], g.to(dtype))]
+            )
         assert abs(results[0][0].double().sum().item() - k) < 1e-4
         for found, expected in zip(*results, strict=False):
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

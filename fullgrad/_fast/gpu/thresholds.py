@@ -243,7 +243,7 @@ def project_kernel(
             w, factor = tl.exp(-nearest - d), tl.exp(nearest)
             w = w / 2 if MODE == "laplace" else w / ((1 + tl.exp(-d)) * (1 + tl.exp(-d)))
         w = tl.where(ok & (tl.abs(z) < inf), w, 0.0)
-        w = tl.where(lib.row_sum(w) < (2.3e-308 if ACC == tl.float64 else 1.2e-38), 0.0, w)  # without slopes all derivatives are 0
+        w = tl.where(lib.row_sum(w) < (2.3e-308 if ACC == tl.float64 else 1.2e-38), 0.0, w)  # no slopes, no derivatives
         total = lib.row_sum(w)
         total = tl.where(total == 0, 1.0, total)
         of_number = w / total

@@ -14,7 +14,7 @@ from fullgrad._core.shards import along_parts
 from fullgrad._dispatch import holds, of_parts, row_largest, row_length, row_totals, rows_are_split
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
-from fullgrad.soft._relaxation import Softness, check
+from fullgrad.soft._relaxation import Softness, check, over_softness
 from fullgrad.soft._sigmoidal import value
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.kernels.on_parts import middle_of_gap, split_on_parts
@@ -136,11 +136,9 @@ def _answer_and_origin(x: Tensor, k: Any, softness: Any) -> tuple[Tensor, Tensor
 
 def _in_softnesses(x: Tensor, softness: Any) -> Tensor:
     """x over the softness, finite where x is."""
-    infinite = x.detach().isinf()
-    # Minus infinity takes no part in the derivative with respect to the softness.
-    v = torch.where(infinite, 0, x) / softness if isinstance(softness, Tensor) else x / softness
+    v = over_softness(x, softness)
     largest = torch.finfo(v.dtype).max / 4
-    return torch.where(infinite, x, v.clamp(-largest, largest))
+    return torch.where(x.detach().isinf(), v, v.clamp(-largest, largest))
 
 
 def has_answer(x: Tensor, k: Any) -> Tensor:

@@ -60,9 +60,7 @@ def solve_convex_on_parts(low: Tensor, high: Tensor, sums: Sums, step: Step) -> 
     return theta
 
 
-def solve_on_parts(
-    thetas: Tensor, reach: Tensor | float, sums: Sums, enough: Tensor, most: int = _MOST_EXCHANGES
-) -> Tensor:
+def solve_on_parts(thetas: Tensor, reach: Tensor | float, sums: Sums, enough: Tensor, most: int = _MOST_EXCHANGES) -> Tensor:
     """The thresholds at which falling sums are 0, to ``enough`` or to what rounding a threshold, or 1, changes.
 
     ``sums`` returns those of whole rows at thresholds (…, m), minus their slopes, and Newton's steps. The solutions are at most

@@ -86,9 +86,9 @@ class BernoulliLogitsST(Elementwise):
     def vjp_term(i: int, v: Tensor, logits: Tensor, tau: Temperature, noise: None) -> Tensor | None:
         if i == 2:
             return None
+        if i == 1:  # the slope at an infinite logit is 0, and it takes no part in derivatives
+            logits = torch.where((logits / tau).isinf(), 0, logits)
         z = logits / tau
-        if i == 1:  # the slope at an infinite logit is 0
-            z = torch.where(z.isinf(), 0, z)
         s = torch.sigmoid(z)
         slope = s * torch.sigmoid(-z) / tau
         return v * slope if i == 0 else v * slope * -z

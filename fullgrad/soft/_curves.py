@@ -76,6 +76,8 @@ def right_slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: floa
     """`slope_times` for x >= 0, where in smooth mode S' = p (1 - p) / s is accurate with p = S(-x)."""
     if mode != "smooth":
         return slope_times(v, x, s, mode, factor)
+    if isinstance(s, Tensor):  # by which the slope is differentiated
+        x = clamp_to_transition(x, s, mode)
     return torch.ops.aten.sigmoid_backward.default(v, torch.sigmoid(x / -s)) / (s / factor)
 
 
@@ -146,8 +148,8 @@ def _sign_and_absolute_slope(x: Tensor, s: Softness, mode: str) -> tuple[Tensor,
 def absolute_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The derivative of the soft absolute value with respect to the softness."""
     near = clamp_to_transition(x, s, mode)
-    # Squares of x may overflow. The slope is taken at x itself: in c0 it is not 0 on the joins.
-    return (near / s) * (near * slope(x, s, mode)) * -2
+    # Squares of x may overflow.
+    return (near / s) * (near * _slope_near(near, x, s, mode)) * -2
 
 
 def gated(x: Tensor, s: Softness, mode: str) -> Tensor:
@@ -186,8 +188,12 @@ def relu_minus_gated(x: Tensor, s: Softness, mode: str) -> Tensor:
 def sigmoid_by_softness(x: Tensor, s: Softness, mode: str) -> Tensor:
     """The derivative of S with respect to the softness: -x S' / s, as S is a function of x / s."""
     near = clamp_to_transition(x, s, mode)
-    # The slope of x / s may overflow far away. In c0 the slope is taken at x itself: it is not 0 on the joins.
-    return near * slope(near if mode in _UNBOUNDED_MODES else x, s, mode) / -s
+    return near * _slope_near(near, x, s, mode) / -s
+
+
+def _slope_near(near: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
+    """The slope at x clamped, as that of x / s may overflow far away; in c0 at x itself: it is not 0 on the joins."""
+    return slope(near if mode in _UNBOUNDED_MODES else x, s, mode)
 
 
 @pointwise
@@ -218,6 +224,9 @@ def _in_range(p: Tensor, mode: str) -> Tensor:
 
 def _ramp(x: Tensor, s: Softness) -> Tensor:
     """The ramp t, from 0 to 1 where S changes."""
+    if isinstance(s, Tensor):  # infinity over the softness, times 0, is in derivatives with respect to it
+        far = 10 * s.detach()
+        x = if_recorded(torch.clamp, x, -far, far)
     return torch.clamp((x + 5 * s) / (10 * s), 0, 1)
 
 

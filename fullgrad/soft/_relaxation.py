@@ -55,6 +55,16 @@ def divisor(softness: float, dtype: torch.dtype) -> float:
     return at_least(softness, torch.finfo(torch.promote_types(dtype, torch.float32)).smallest_normal)
 
 
+def over_softness(x: Tensor, softness: Softness) -> Tensor:
+    """x over the softness. An infinity, as that of a masked element, takes no part in the derivative with respect to the
+    softness: it would be multiplied by a weight of 0.
+    """
+    if not isinstance(softness, Tensor):
+        return x / softness
+    infinite = x.detach().abs() == torch.inf
+    return torch.where(infinite, x, torch.where(infinite, 0, x) / softness)
+
+
 def check_other(name: str, argument: str, y: Any) -> Any:
     """The other operand, checked: a number or a floating tensor."""
     if y.__class__ is float or (isinstance(y, Tensor) and y.dtype in FLOATING):

@@ -63,6 +63,11 @@ def projections():
         yield f"proj_capped_simplex {mode}", lambda x, dim, m=mode: soft.proj_capped_simplex(x, _k(x, dim) * 0.7, dim, mode=m)
         yield f"topk_mask_st {mode}", lambda x, dim, m=mode: fullgrad.topk_mask_st(x, _k(x, dim, 2), dim, 0.3, mode=m)
     yield "proj_capped_simplex whole", lambda x, dim: soft.proj_capped_simplex(x, _k(x, dim, 2), dim)
+    for mode in ("smooth", "c1"):
+        yield (
+            f"proj_capped_simplex near n, {mode}",
+            lambda x, dim, m=mode: soft.proj_capped_simplex(x, x.shape[dim] - 0.5, dim, mode=m),
+        )
 
 
 def order_statistics():

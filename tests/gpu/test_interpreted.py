@@ -238,6 +238,25 @@ def test_a_number_that_learns(name):
             assert all(map(close, found, gradients()))
 
 
+@pytest.mark.parametrize("mode", ["smooth", "laplace", "c1"])
+def test_the_derivative_by_k_in_a_gap(mode):
+    """It is the formula's, also where slopes underflow, and at k = 0 and k = n."""
+    x = torch.tensor([[5.3, 5, 0, -0.05, -0.1], [30, 30.05, -30, -29.9, -40], [3, 1, 2, 1.5, -torch.inf]])
+    g = torch.tensor([1.0, -2, 3, -4, 5])
+    for k in (torch.full((3, 1), 2.0), torch.tensor([[0.0], [5.0], [4.0]]), torch.tensor([[4.5], [1e-3], [3.99]])):
+        for dtype in DTYPES[:2]:
+            rows, number = x.to(dtype), k.to(dtype)
+            with launches() as kernels:
+                found = torch.func.vjp(lambda x, k: soft.proj_capped_simplex(x, k, mode=mode), rows, number)
+                found = found[0], *found[1](g.expand_as(x).to(dtype))
+            assert len(kernels) == 2
+            with formulas():
+                expected = torch.func.vjp(lambda x, k: soft.proj_capped_simplex(x, k, mode=mode), rows.double(), number.double())
+                expected = expected[0], *expected[1](g.expand_as(x).double())
+            for a, b in zip(found, expected, strict=True):
+                assert error(a, b, 3) < TOLERANCE[dtype]
+
+
 NUMBERS = st.one_of(
     st.floats(-4, 4, width=16), st.sampled_from([0.0, 1.0, -1.0, 1e4, -1e4]), st.sampled_from([torch.inf, -torch.inf, torch.nan])
 )
@@ -291,7 +310,13 @@ def _unsharpened(p, z, a):
 
 @triton.jit
 def _first(x, ok, count, n, INT: tl.constexpr):
-    return rows.row_max(x) + 900
+    return rows.row_max(x) + 900, rows.row_max(x) * 0, rows.row_max(x) != rows.row_max(x)
+
+
+@triton.jit
+def _symmetric(z, ok, half, MODE: tl.constexpr):
+    t = tl.where(ok, tl.exp(half - tl.abs(z)), 0.0)
+    return rows.row_sum(tl.where(z > 0, -t, t)) * 0, rows.row_sum(t), rows.row_sum(t)
 
 
 @triton.jit
@@ -335,7 +360,8 @@ def _smaller(a, b):
 BROKEN = (
     (rows, "link", _linked, "proj_simplex c2", "vjp"),
     (rows, "standardized", _unstandardized, "sort neuralsort smooth", "vjp"),
-    (rows, "curve", _curved, "proj_capped_simplex smooth", "vjp"),
+    (rows, "curve", _curved, "proj_capped_simplex c1", "vjp"),
+    (thresholds, "tails", _symmetric, "proj_capped_simplex smooth", "value"),
     (thresholds, "sharpened", _unsharpened, "entmax 1.75", "value"),
     (rows, "row_sum", _unsummed, "normmax 2.0", "value"),
     (thresholds, "between", _first, "proj_capped_simplex c1", "value"),

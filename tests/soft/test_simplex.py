@@ -198,6 +198,87 @@ def test_the_capped_simplex_is_that_of_bisection(n, mode):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_capped_simplex_keeps_its_digits_for_every_k(mode):
+    """In float32, values and derivatives are those in float64 where k is near n, or as many elements are far above the
+    threshold as below it: next to the sum of the row, the sum of the few that decide it is small.
+    """
+    n, generator = 30_001, torch.Generator().manual_seed(0)
+    x, g = torch.randn(2, n, generator=generator)
+    two_sides = torch.where(torch.arange(n) < n // 2, 5.0, -5.0)
+    two_sides[-1] = 0
+    masked = torch.where(torch.arange(n) < 3, -INF, x)
+    cases = [(x, n - 1), (x, n - 0.5), (x, n - 0.01), (two_sides, n // 2 + 0.5), (masked, n - 4), (masked, n - 3)]
+    for row, k in cases:
+        results = []
+        for dtype in (torch.float32, torch.float64):
+            leaf, count = [torch.as_tensor(v).to(dtype).requires_grad_() for v in (row, k)]
+            learned = [count] * (float(count.detach()) == k)  # a rounded k has another sum
+            p = soft.proj_capped_simplex(leaf, *(learned or [k]), mode=mode)
+            results.append(
+                [p, soft.proj_capped_simplex(leaf, k, mode=mode), *torch.autograd.grad(p, [leaf, *learned], g.to(dtype))]
+            )
+        assert abs(results[0][0].double().sum().item() - k) < 1e-4
+        for found, expected in zip(*results, strict=False):
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+# Rows with a count: gaps behind the k-th element of all widths, ties, k near 0 and n, and not whole.
+WITH_COUNTS = [
+    ([5.3, 5.0, 0.0, -0.05], 2.0),
+    ([53.0, 50.0, 50.25, -30.05, -30.0, -29.8, -30.0], 3.0),
+    ([100.0, 50.0, 50.25, -70.05, -70.0, -69.9], 3.0),
+    ([2.0, 2.0, 2.0, -5.0, -5.0, -5.0, -5.0], 3.0),
+    ([2.0, 2.0, 2.0, -5.0, -5.0, -5.0, -5.0], 2.0),
+    ([3.0, 1.0, 2.5, 0.1], 0.001),
+    ([3.0, 1.0, 2.5, 0.1], 3.999),
+    ([3.0, 1.0, 2.5, 0.1, 0.0, 0.0], 4.5),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", ["smooth", "laplace"])
+@pytest.mark.parametrize(("row", "k"), WITH_COUNTS)
+def test_the_derivative_by_k_has_the_digits_of_the_formula(row, k, mode, dtype):
+    """Across gaps, too, where all slopes are small, or underflow; forward and reverse mode agree."""
+    softness, eps = 0.5, torch.finfo(dtype).eps
+    x, k = torch.tensor(row, dtype=dtype), torch.tensor(k, dtype=dtype)
+    with mpmath.workdps(250):
+        v = [mpmath.mpf(float(a)) / softness for a in x]
+
+        def step(z):
+            if mode == "smooth":
+                return 1 / (1 + mpmath.exp(-z))
+            return mpmath.exp(z) / 2 if z < 0 else 1 - mpmath.exp(-z) / 2
+
+        low, high = min(v) - 20, max(v) + 20
+        for _ in range(800):
+            middle = (low + high) / 2
+            low, high = (middle, high) if sum(step(a - middle) for a in v) > float(k) else (low, middle)
+        slopes = [mpmath.diff(step, a - low, h=mpmath.mpf(10) ** -120) for a in v]
+        expected = [[float(a / b) for a in m] for m, b in (([step(a - low) for a in v], 1), (slopes, sum(slopes)))]
+    p, by_k = [torch.tensor(e, dtype=torch.float64) for e in expected]
+    f = lambda k: soft.proj_capped_simplex(x, k, softness=softness, mode=mode)  # noqa: E731
+    unit = max(x.abs().amax().item() / softness, 1.0)
+    torch.testing.assert_close(f(k).double(), p, rtol=0, atol=8 * unit * eps)
+    for transform in (jacrev, jacfwd):
+        torch.testing.assert_close(transform(f)(k).double(), by_k, rtol=8 * unit * eps, atol=8 * eps)
+
+
+@pytest.mark.parametrize("mode", ["smooth", "laplace"])
+def test_the_derivative_by_k_at_0_and_n_is_that_of_one_side(mode):
+    """It sums to 1, as the weights sum to k: a softmax, of the numbers or of minus them; also of the elements that are not
+    masked.
+    """
+    x = torch.tensor([[0.3, -0.4, 1.1, 0.2, -INF]], dtype=torch.float64)
+    for k, sign in ((0.0, 1), (4.0, -1)):
+        for row in (x, x[:, :4]):
+            for transform in (jacrev, jacfwd):
+                found = transform(lambda k, row=row: soft.proj_capped_simplex(row, k, mode=mode)[0])(torch.tensor(k))
+                expected = torch.softmax(torch.where(row[0] == -INF, -INF, sign * row[0] / 0.1), -1)
+                torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-12)
+
+
 def bisected(f, low, high):
     """The root where a decreasing function crosses 1, for each row."""
     for _ in range(100):

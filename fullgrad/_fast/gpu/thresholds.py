@@ -107,11 +107,12 @@ def by_exponent_of_normmax(q, a):
 @triton.jit
 def between(x, ok, count, n, INT: tl.constexpr):
     """The middle between the k-th largest element and the next for a whole k, else the one that is chosen in part: by bisection
-    of the bits, exactly."""
+    of the bits, exactly; half of the gap between them, or 0; and whether a whole k chooses all elements above minus infinity."""
     BITS: tl.constexpr = 32 if INT == tl.int32 else 64
     key = lib.ordered(x.to(INT, bitcast=True), INT)
+    is_whole = count == tl.floor(count)
     whole = tl.minimum(tl.floor(count), n).to(tl.int32)
-    m = tl.where(count == tl.floor(count), tl.maximum(whole, 1), tl.minimum(whole + 1, n))
+    m = tl.where(is_whole, tl.maximum(whole, 1), tl.minimum(whole + 1, n))
     found = tl.where(lib.row_sum(tl.where(ok & (key >= 0), 1, 0)) >= m, 0, -1 << (BITS - 1)).to(INT)
     for b in range(BITS - 1):
         trial = found | (tl.full((), 1, INT) << (BITS - 2 - b))
@@ -119,31 +120,57 @@ def between(x, ok, count, n, INT: tl.constexpr):
     first = lib.ordered(found, INT).to(x.dtype, bitcast=True)
     second = lib.row_max(tl.where(ok & (key < found), x, -float("inf")))
     second = tl.where(lib.row_sum(tl.where(ok & (key >= found), 1, 0)) > m, first, second)
-    second = tl.where((second == -float("inf")) | (m >= n), first, second)
-    return tl.where(count == tl.floor(count), first / 2 + second / 2, first)
+    last = (second == -float("inf")) | (m >= n)
+    second = tl.where(last | (is_whole == 0), first, second)
+    return first / 2 + second / 2, first / 2 - second / 2, last & is_whole
 
 
 @triton.jit
-def capped_threshold(x, ok, count, n, MODE: tl.constexpr):
-    """The threshold at which steps sum to the count, of rows less their pivot: on log-odds for curves with tails."""
+def tails(z, ok, half, MODE: tl.constexpr):
+    """The sums of the steps of the negative elements less what those of the positive ones lack to 1, of both, and of the slopes,
+    for curves with tails times e to the power of half a gap: no number is near 1, where it would lose digits."""
+    if MODE == "smooth":
+        t = 1 / (tl.exp(tl.abs(z) - half) + tl.exp(-half))
+        w = t * (1 - t * tl.exp(-half))
+    elif MODE == "laplace":
+        t = tl.exp(half - tl.abs(z)) / 2
+        w = t
+    else:
+        t, w = lib.curve(-tl.abs(z), MODE)
+    t, w = tl.where(ok, t, 0.0), tl.where(ok, w, 0.0)
+    return lib.row_sum(tl.where(z > 0, -t, tl.where(z < 0, t, 0.0))), lib.row_sum(t), lib.row_sum(w)
+
+
+@triton.jit
+def capped_threshold(x, ok, count, half, every, n, MODE: tl.constexpr):
+    """The threshold at which steps sum to the count, of rows less their pivot: on a ratio for curves with tails."""
     STRAIGHT: tl.constexpr = MODE == "smooth" or MODE == "laplace"
+    double: tl.constexpr = x.dtype == tl.float64
     reach = 800.0 if STRAIGHT else 10.0
-    low, high = tl.zeros_like(lib.row_max(x)) - reach, tl.zeros_like(lib.row_max(x)) + reach
-    eps = 2.0**-52 if x.dtype == tl.float64 else 2.0**-23
-    base = tl.log(count / (n - count))
-    theta, moves, steps = tl.zeros_like(low), tl.full((), True, tl.int1), 0
+    beyond = (800.0 if double else 112.0) if STRAIGHT else 10.0
+    eps = 2.0**-52 if double else 2.0**-23
+    known = (count <= 0) | every
+    theta = tl.where(known, tl.where(count <= 0, beyond, -beyond), 0.0).to(x.dtype)
+    half = tl.where(half < 0.01 / eps, half, 0.0)
+    low, high, moves, steps = theta - reach, theta + reach, tl.full((), True, tl.int1), 0
     while moves & (steps < 100):
-        s, w = lib.curve(x - theta, MODE)
-        total, slope = lib.row_sum(tl.where(ok, s, 0.0)), lib.row_sum(tl.where(ok, w, 0.0))
-        off = total - count
+        z = x - theta
+        difference, total, slope = tails(z, ok, half, MODE)
+        signs = lib.row_sum(tl.where(ok & (z > 0), 1, 0) - tl.where(ok & (z < 0), 1, 0))
+        more = ((signs + n).to(tl.float64) / 2 - count).to(x.dtype)
+        if STRAIGHT:
+            more = tl.where(more == 0, 0.0, more * tl.exp(half))
+        off = difference + more
         low, high = tl.where(off > 0, theta, low), tl.where(off < 0, theta, high)
         step = off / slope
         if STRAIGHT:
-            step = (tl.log(total / (n - total)) - base) * total * (n - total) / (n * slope)
+            below, above = (total + difference) / 2, (total - difference) / 2
+            a, b = below + tl.maximum(more, 0.0), above - tl.minimum(more, 0.0)
+            step = tl.log(a / b) * total / (slope * (below / a + above / b))
         following = theta + step
         inside = (following > low) & (following < high) & ((steps < 9) | (steps % 2 == 0))
-        enough = eps * tl.maximum(4 * count, 2 * tl.maximum(tl.abs(theta), 1.0) * slope)
-        wrong = (tl.abs(off) > enough) & (high - low > 2 * eps * tl.abs(theta)) & (count > 0) & (count < n)
+        unit = 2 * eps * tl.maximum(tl.maximum(tl.abs(theta), half), 1.0)
+        wrong = (tl.abs(off) > tl.maximum(4 * eps * total, unit * slope)) & (high - low > unit) & (known == 0)
         theta = tl.where(wrong, tl.where(inside, following, (low + high) / 2), theta)
         moves, steps = lib.any_of(wrong), steps + 1
     return theta
@@ -192,25 +219,31 @@ def project_kernel(
         p, w = q / total, power(q, 1 - a) / (a * total)
         of_number = by_exponent_of_normmax(q, a) if WHAT == "both" else w
     else:
+        count = lib.as_number(number, tl.float64) + (tl.load(numbers + r * step).to(tl.float64) if OWN else r.to(tl.float64) * 0)
         if FAMILY == "topk":  # plus infinity is chosen, the finite elements share the rest
             certain = x == inf
             x = tl.where(certain, -inf, x)
             finite = lib.row_sum(tl.where(ok & (x != -inf), 1.0, 0.0).to(ACC))
-            a = tl.minimum(lib.positive(a - lib.row_sum(tl.where(certain, 1.0, 0.0).to(ACC))), finite)
+            count = tl.minimum(lib.positive(count - lib.row_sum(tl.where(certain, 1.0, 0.0).to(ACC))), finite)
             answer = tl.where(lib.has_nan(x), float("nan"), 0.0).to(ACC)
             x = tl.where(finite == 0, tl.where(ok, 0.0, -inf), x)
         else:
-            possible = lib.row_sum(tl.where(ok & (x > -inf), 1.0, 0.0).to(ACC)) >= a
+            possible = lib.row_sum(tl.where(ok & (x > -inf), 1.0, 0.0).to(ACC)) >= count
             answer = tl.where(lib.has_nan(x) | (top == inf) | (possible == 0), float("nan"), 0.0).to(ACC)
-        pivot = between(x, ok, a, n, INT)
+        pivot, half, every = between(x, ok, count, n, INT)
         z = (x - tl.where(tl.abs(pivot) == inf, 0.0, pivot)) * s
-        z = z - capped_threshold(z, ok, a, n, MODE)
-        z = tl.where(a <= 0, -inf, tl.where(a >= n, inf, z))
+        z = z - capped_threshold(z, ok, count, half * s, every, n, MODE)
         p, w = lib.curve(z, MODE)
-        w = tl.where(ok & (tl.abs(z) < inf), w, 0.0)
         if WHAT == "excess":
             p = z
-        w = tl.where(lib.row_sum(w) < (2.3e-308 if ACC == tl.float64 else 1.2e-38), 0.0, w)  # between gaps all derivatives are 0
+        factor = 1.0
+        if MODE == "smooth" or MODE == "laplace":  # slopes over a factor of the row, as they underflow in a gap
+            d = tl.abs(z)
+            nearest = lib.row_max(tl.where(ok, -d, -inf))
+            w, factor = tl.exp(-nearest - d), tl.exp(nearest)
+            w = w / 2 if MODE == "laplace" else w / ((1 + tl.exp(-d)) * (1 + tl.exp(-d)))
+        w = tl.where(ok & (tl.abs(z) < inf), w, 0.0)
+        w = tl.where(lib.row_sum(w) < (2.3e-308 if ACC == tl.float64 else 1.2e-38), 0.0, w)  # no slopes, no derivatives
         total = lib.row_sum(w)
         total = tl.where(total == 0, 1.0, total)
         of_number = w / total
@@ -225,6 +258,8 @@ def project_kernel(
             y = e - p * lib.row_sum(e)
         else:
             y = w * (g - lib.row_sum(w * g) / (total if FAMILY == "capped" or FAMILY == "topk" else lib.row_sum(w)))
+            if FAMILY == "capped" or FAMILY == "topk":
+                y = y * factor
         tl.store(out + at, y * s + answer, mask=ok)
         if WHAT == "both":
             tl.store(of_rows + r, lib.row_sum(of_number * g) + answer, mask=exists)

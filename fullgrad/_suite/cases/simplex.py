@@ -13,7 +13,7 @@ from fullgrad._suite.cases._case import Case, numbers, straight_through
 from fullgrad._suite.cases.order import _newton
 from fullgrad._suite.cases.sampling import _subsets
 from fullgrad.soft._mode_names import StepMode
-from fullgrad.soft.simplex._capped_simplex import Centered
+from fullgrad.soft.simplex._capped_simplex import Capped
 from fullgrad.soft.simplex._topk_mask_st import TopKMaskST
 
 X = numbers(2, 4, scale=0.7, seed=3)
@@ -74,7 +74,7 @@ CURVES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
 def _capped(x: Tensor, k: Any, softness: Any, mode: str) -> Tensor:
     curve, slope = CURVES[mode]
     v = x / softness
-    z = Centered.apply(v.detach(), _constant(k) if isinstance(k, Tensor) else float(k), mode, None)
+    _, z = Capped.apply(v.detach(), _constant(k) if isinstance(k, Tensor) else float(k), mode, None)
     solution = (v.detach() - z)[..., :1]
 
     def step(theta: Tensor) -> Tensor:

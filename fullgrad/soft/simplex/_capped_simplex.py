@@ -1,5 +1,6 @@
 """`proj_capped_simplex`: weights between 0 and 1 with a given sum."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,19 +8,19 @@ from torch import Tensor
 
 from fullgrad._core import checks
 from fullgrad._core.fast import replaceable
-from fullgrad._core.opmath import to_opmath
+from fullgrad._core.opmath import to_opmath, wide, wide_dtype
 from fullgrad._core.recomputed import saved_inputs
 from fullgrad._core.shards import along_parts
-from fullgrad._dispatch import holds, of_parts, row_length, row_sum, row_totals, rows_are_split
+from fullgrad._dispatch import holds, of_parts, row_largest, row_length, row_totals, rows_are_split
 from fullgrad.soft import _curves as curves
 from fullgrad.soft._mode_names import STEP_MODES, StepMode
-from fullgrad.soft._relaxation import Softness, check
-from fullgrad.soft._sigmoidal import Sigmoidal
+from fullgrad.soft._relaxation import Softness, check, over_softness
+from fullgrad.soft._sigmoidal import value
 from fullgrad.soft.order._numbers import RowFunction
 from fullgrad.soft.order.kernels.on_parts import middle_of_gap, split_on_parts
 from fullgrad.soft.order.kernels.threshold import NEAR, may_be_far
 from fullgrad.soft.simplex._entmax import per_row
-from fullgrad.soft.simplex.kernels.capped_simplex import capped_simplex_pivot, centered, centered_on_parts
+from fullgrad.soft.simplex.kernels.capped_simplex import TAILS, capped_simplex_pivot, centered, centered_on_parts
 
 
 def proj_capped_simplex(
@@ -33,7 +34,9 @@ def proj_capped_simplex(
 
     with the curve S of :func:`sigmoidal` of softness 1 in one of its modes: ``smooth`` is the entropic top-k, ``laplace``
     LapSum's, and ``c0`` with the softness 0.1 the Euclidean projection onto the capped simplex. The derivatives are the true
-    ones of every order, also of the softness and k. Saved: z, in smooth mode also p.
+    ones of every order, also of the softness and k. Where all weights are 0 or 1, those of ``c0``, ``c1`` and ``c2`` are 0;
+    :math:`D_k` of ``smooth`` and ``laplace`` sums to 1 there, too, with k = 0 and k = n that of one side, but second derivatives
+    with respect to k are 0 where slopes underflow, next to gaps of more than 170 softnesses in float32. Saved: z.
 
     On a device the host waits for the rounds that find the threshold.
 
@@ -100,20 +103,19 @@ def capped_rows(name: str, x: Tensor, k: Any, dim: int, softness: Any, mode: str
     """The weights, with the rows last, in float32 at least. Rows that may be far from 0 are taken less a number near the k-th
     largest element, which changes no weight and is exact near the threshold.
     """
-    wide, k, softness = to_opmath(x, k, softness)
-    wide, k = wide.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
+    rows, k, softness = to_opmath(x, k, softness)
+    rows, k = rows.movedim(dim, -1), per_row(name, k, x, dim, "k") if isinstance(k, Tensor) else float(k)
     if isinstance(softness, Tensor) and softness.ndim:
         softness = per_row(name, softness, x, dim, "softness")
-    if not may_be_far(wide, softness):
-        return Sigmoidal.apply(Centered.apply(wide / softness, k, mode, None), 1.0, mode, False)
-    answer, origin, start = _answer_and_origin(wide.detach(), k, softness)
-    z = of_parts(Centered).apply(_in_softnesses(wide * answer - origin, softness), k, mode, start)
-    return Sigmoidal.apply(z, 1.0, mode, False) * answer
+    if not may_be_far(rows, softness):
+        return Capped.apply(rows / softness, k, mode, None)[0]
+    answer, origin, ends = _answer_and_origin(rows.detach(), k, softness)
+    return of_parts(Capped).apply(_in_softnesses(rows * answer - origin, softness), k, mode, ends)[0] * answer
 
 
 def _answer_and_origin(x: Tensor, k: Any, softness: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """Constants of each row: 1 or NaN as in `has_answer`; the number near the k-th largest element, 0 where the row is near 0;
-    and, where ranks have parts of it, the same number of the row less it, in softnesses.
+    and, where ranks have parts of it, the k-th largest element and the next, less it and in softnesses.
     """
     k, softness = [v.detach() if isinstance(v, Tensor) else v for v in (k, softness)]
     if not rows_are_split():
@@ -128,17 +130,15 @@ def _answer_and_origin(x: Tensor, k: Any, softness: Any) -> tuple[Tensor, Tensor
     near = (split.largest <= NEAR * softness) & (split.smallest >= -NEAR * softness)
     first, second = split.kth, torch.where(k == place, split.following, split.kth)
     origin = torch.where(near, 0, middle_of_gap(first, second, k))
-    start = middle_of_gap(_in_softnesses(first - origin, softness), _in_softnesses(second - origin, softness), k)
-    return torch.where(possible, 1.0, torch.nan).to(x.dtype), origin, start
+    ends = torch.cat([_in_softnesses(v - origin, softness) for v in (first, second)], -1)
+    return torch.where(possible, 1.0, torch.nan).to(x.dtype), origin, ends
 
 
 def _in_softnesses(x: Tensor, softness: Any) -> Tensor:
     """x over the softness, finite where x is."""
-    infinite = x.detach().isinf()
-    # Minus infinity takes no part in the derivative with respect to the softness.
-    v = torch.where(infinite, 0, x) / softness if isinstance(softness, Tensor) else x / softness
+    v = over_softness(x, softness)
     largest = torch.finfo(v.dtype).max / 4
-    return torch.where(infinite, x, v.clamp(-largest, largest))
+    return torch.where(x.detach().isinf(), v, v.clamp(-largest, largest))
 
 
 def has_answer(x: Tensor, k: Any) -> Tensor:
@@ -173,49 +173,84 @@ class Pivot(RowFunction):
 
 
 def _per_row(k: Tensor | float, x: Tensor) -> Tensor:
-    return k.to(x.dtype) if isinstance(k, Tensor) else x.new_full((1,), k)
+    """k in float64: a part of an element is small next to a large k."""
+    return wide(k) if isinstance(k, Tensor) else x.new_full((1,), k, dtype=wide_dtype(x))
 
 
-class Centered(RowFunction):
-    r"""Rows less the threshold at which their sigmoids sum to k.
+class Capped(RowFunction):
+    r"""The sigmoids of rows less the threshold at which they sum to k; and the rows less the threshold, for the derivatives.
 
     .. math::
-        z = v - \theta, \quad \sum S(z) = k, \qquad D_v\, t = t - \frac{\langle w, t \rangle}{\sum w}, \quad
-        D_k = \frac{1}{\sum w}, \quad w = S'(z)
+        p = S(z), \quad z = v - \theta, \quad \sum p = k, \qquad
+        D_v\, t = w \circ (t - \langle q, t \rangle), \quad D_k = q, \quad w = S'(z), \quad q = \frac{w}{\sum w} \\
+        D_v z\, t = t - \langle q, t \rangle, \quad D_k z = \frac{1}{\sum w}
 
-    Where every sigmoid is 0 or 1 the threshold is in the middle of a gap, and all derivatives are 0. Saved: the output.
+    Where every sigmoid is 0 or 1 and has no slope, the threshold is in the middle of a gap, and all derivatives are 0. The curves
+    with tails have slopes that underflow: q is a ratio of slopes times a number of the row. Saved: z.
     """
 
-    saves = (2, 4)
+    saves = (2, 5)
     splits_rows = True
+    out_dims = (0, 0)
 
     @staticmethod
-    def forward(v: Tensor, k: Tensor | float, mode: str, start: Tensor | None) -> Tensor:
+    def forward(v: Tensor, k: Tensor | float, mode: str, ends: Tensor | None) -> tuple[Tensor, Tensor]:
         k = _per_row(k, v)
-        return centered(v, k, mode) if start is None else centered_on_parts(v, k, start, mode)
+        z = centered(v, k, mode) if ends is None else centered_on_parts(v, k, ends, mode)
+        return value(z, 1.0, mode), z
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)  # the second output has a cotangent in second derivatives alone
+        super().setup_context(ctx, inputs, output)
 
     @staticmethod
-    def vjp(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def vjp(ctx: Any, g: Tensor | None, g_z: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if g is None and g_z is None:
+            return None, None, None, None
         mode, z = saved_inputs(ctx)
-        part = g.sum(-1, keepdim=True)
-        w, inverse, of_g = _shares(z, mode, part)
-        by_v = torch.where(inverse > 0, g - w * (of_g * inverse), 0) if ctx.needs_input_grad[0] else None
-        # Where ranks have parts of rows, each has its part of this sum.
-        return by_v, part * inverse if ctx.needs_input_grad[1] else None, None, None
+        u, factor = _slopes(z, mode)
+        parts = [u if g is None else u * g, u if g_z is None else g_z]
+        of_g, of_z, total = row_totals(*[v.sum(-1, keepdim=True) for v in (*parts, u)])
+        shares, inverse = _inverses(total, factor)
+        by_v: Any = 0
+        by_k: Any = 0
+        if g is not None:
+            by_v = u * factor * (g - of_g * shares)
+            by_k = parts[0].sum(-1, keepdim=True) * shares  # where ranks have parts of rows, each has its part of this sum
+        if g_z is not None:
+            by_v = by_v + torch.where(shares > 0, g_z - u * (shares * of_z), 0)
+            by_k = by_k + g_z.sum(-1, keepdim=True) * inverse
+        return by_v, by_k if ctx.needs_input_grad[1] else None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, *_: None) -> Tensor:
+    def jvp(ctx: Any, t: Tensor | None, t_k: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         mode, z = saved_inputs(ctx)
-        w, inverse = _shares(z, mode)
-        moved = torch.zeros_like(z)
-        if t is not None:
-            moved = torch.where(inverse > 0, t - row_sum(w * t) * inverse, 0)
-        return moved if t_k is None else moved + t_k * inverse
+        u, factor = _slopes(z, mode)
+        of_t, total = row_totals(*[v.sum(-1, keepdim=True) for v in (u if t is None else u * t, u)])
+        shares, inverse = _inverses(total, factor)
+        moved = torch.zeros_like(z) if t is None else torch.where(shares > 0, t - of_t * shares, 0)
+        p = u * factor * moved
+        return (p, moved) if t_k is None else (p + u * (shares * t_k), moved + inverse * t_k)
 
 
-def _shares(z: Tensor, mode: str, *others: Tensor) -> tuple[Tensor, ...]:
-    """The slopes S' and 1 over their sum, or 0 where the sum is 0 or its reciprocal overflows; and other sums of whole rows."""
-    w = curves.slope(curves.clamp_to_finite(z), 1.0, mode)
-    total, *of_others = row_totals(w.sum(-1, keepdim=True), *others)
-    positive = total >= torch.finfo(total.dtype).tiny
-    return w, torch.where(positive, 1 / torch.where(positive, total, 1), 0), *of_others
+def _slopes(z: Tensor, mode: str) -> tuple[Tensor, Tensor | float]:
+    """The slopes S' as products of numbers that do not all underflow, and a number of each row."""
+    z = curves.clamp_to_finite(z)
+    if mode not in TAILS:
+        return curves.slope(z, 1.0, mode), 1.0
+    least = -row_largest(-z.abs())
+    if mode == "laplace":
+        return torch.exp(least - z.abs()) / 2, torch.exp(-least)
+    # S' is the square of 1 / (exp(z / 2) + exp(-z / 2)). Beyond these bounds it is 0 to working precision, and exp finite.
+    beyond = least - 1.5 * math.log(torch.finfo(z.dtype).tiny)
+    z = torch.minimum(torch.maximum(z, -beyond), beyond)
+    root = 1 / (torch.exp((z - least) / 2) + torch.exp((z + least) / -2))
+    return root * root, torch.exp(-least)
+
+
+def _inverses(total: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
+    """The reciprocals of sums of slopes without and with the factor, 0 where the sum is 0 or its reciprocal overflows."""
+    positive, possible = [v >= torch.finfo(total.dtype).tiny for v in (total, total * factor)]
+    shares = torch.where(positive, 1 / torch.where(positive, total, 1), 0)
+    return shares, torch.where(possible, shares / torch.where(possible, factor, 1), 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullgrad._dispatch import of_ranks, ranks_before, row_totals
 
-# The sums of this rank at a threshold of each row, and minus their slopes.
+# Sums at thresholds, and minus their slopes: of this rank's part of each row, if a function does not say more.
 Sums = Callable[[Tensor], Sequence[Tensor]]
 # Newton's step from sums and slopes.
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -23,12 +23,10 @@ _CONVEX_THRESHOLDS, _SENT = 4, 128
 _MOST_EXCHANGES = 7
 
 
-def sums_at(thetas: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
-    """The sums of whole rows at thresholds (…, m), and minus their slopes: one exchange."""
+def sums_at(thetas: Tensor, sums: Sums) -> Sequence[Tensor]:
+    """The sums of whole rows at thresholds (…, m): one exchange."""
     parts = [sums(theta.unsqueeze(-1)) for theta in thetas.unbind(-1)]
-    both = [torch.cat(each, -1) for each in zip(*parts, strict=True)]
-    total, slope = row_totals(*both)
-    return total, slope
+    return row_totals(*[torch.cat(each, -1) for each in zip(*parts, strict=True)])
 
 
 def evenly(low: Tensor, high: Tensor, count: int) -> Tensor:
@@ -62,14 +60,12 @@ def solve_convex_on_parts(low: Tensor, high: Tensor, sums: Sums, step: Step) -> 
     return theta
 
 
-def solve_on_parts(
-    thetas: Tensor, reach: Tensor | float, sums: Sums, goal: Tensor, enough: Tensor, step: Step, most: int = _MOST_EXCHANGES
-) -> Tensor:
-    """The thresholds at which falling sums are the goal, to ``enough`` or to what rounding a threshold, or 1, changes.
+def solve_on_parts(thetas: Tensor, reach: Tensor | float, sums: Sums, enough: Tensor, most: int = _MOST_EXCHANGES) -> Tensor:
+    """The thresholds at which falling sums are 0, to ``enough`` or to what rounding a threshold, or 1, changes.
 
-    They are at most ``reach`` from the middle one of ``thetas``, which are the first to be tried. Each exchange tries as many:
-    Newton's points from both ends of the bracket, the secant's, points around it as near as they are to each other, and evenly
-    spaced ones.
+    ``sums`` returns those of whole rows at thresholds (…, m), minus their slopes, and Newton's steps. The solutions are at most
+    ``reach`` from the middle one of ``thetas``, which are the first to be tried. Each exchange tries as many: Newton's points
+    from both ends of the bracket, the secant's, points around it as near as they are to each other, and evenly spaced ones.
     """
     m = thetas.shape[-1]
     start = thetas[..., m // 2, None]
@@ -77,12 +73,12 @@ def solve_on_parts(
     eps, best, off, limit = torch.finfo(low.dtype).eps, start, torch.full_like(low, torch.inf), enough
     for i in range(most):
         thetas = torch.minimum(torch.maximum(thetas, low), high).sort(-1).values
-        total, slope = sums_at(thetas, sums)
-        above = (total > goal).long().cumprod(-1).sum(-1, keepdim=True)
+        total, slope, step = sums(thetas)
+        above = (total > 0).long().cumprod(-1).sum(-1, keepdim=True)
         left, right = (above - 1).clamp(min=0), above.clamp(max=m - 1)
         low = torch.where(above > 0, thetas.gather(-1, left), low)
         high = torch.where(above < m, thetas.gather(-1, right), high)
-        errors = torch.where(total.isnan(), torch.inf, (total - goal).abs())
+        errors = torch.where(total.isnan(), torch.inf, total.abs())
         errors = torch.where(errors <= enough, 0, errors) if i == 0 else errors
         least = errors.amin(-1, keepdim=True)
         # Of several that are right, as at first in a gap, the one where one process begins.
@@ -95,9 +91,9 @@ def solve_on_parts(
         if not bool(((off > limit) & unknown & ~total.isnan().any(-1, keepdim=True)).any()):
             break
         ends = [thetas.gather(-1, i) for i in (left, right)]
-        of_ends = [(total.gather(-1, i), slope.gather(-1, i)) for i in (left, right)]
-        newton = [theta + step(*both) for theta, both in zip(ends, of_ends, strict=True)]
-        share = (of_ends[0][0] - goal) / (of_ends[0][0] - of_ends[1][0])
+        newton = [theta + step.gather(-1, i) for theta, i in zip(ends, (left, right), strict=True)]
+        of_ends = [total.gather(-1, i) for i in (left, right)]
+        share = of_ends[0] / (of_ends[0] - of_ends[1])
         secant, middle = ends[0] + (ends[1] - ends[0]) * share, (low + high) / 2
         a, b, c = [torch.where((v > low) & (v < high), v, middle) for v in (*newton, secant)]
         near = (b - a).abs()

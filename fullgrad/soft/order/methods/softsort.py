@@ -9,6 +9,7 @@ from torch import Tensor
 from fullgrad._core.batching import numel_with_batches
 from fullgrad._core.opmath import wide
 from fullgrad._dispatch import row_largest, surely
+from fullgrad.soft._relaxation import over_softness
 from fullgrad.soft.order._numbers import POWERS, tie_bounds, weighted
 from fullgrad.soft.order._rows import Rows
 from fullgrad.soft.order.kernels import exponential, window
@@ -31,7 +32,7 @@ class SoftSort(Method):
         return _distance_weights(a, rows.z, rows)
 
     def largest_weights(self, rows: Rows) -> Tensor:
-        return rows.project((rows.z - row_largest(rows.z)) / rows.softness)
+        return rows.project(over_softness(rows.z - row_largest(rows.z), rows.softness))
 
     def values(self, rows: Rows) -> Tensor:
         a, order = torch.sort(rows.z, dim=-1, stable=True)
@@ -49,7 +50,7 @@ def _distance_weights(a: Tensor, z: Tensor, rows: Rows) -> Tensor:
     The difference comes before the softness: after the division, numbers may be equal, or infinite.
     """
     softness = rows.softness.unsqueeze(-1) if isinstance(rows.softness, Tensor) and rows.softness.ndim else rows.softness
-    return rows.project((a.unsqueeze(-1) - z.unsqueeze(-2)).abs() / -softness)
+    return rows.project(-over_softness((a.unsqueeze(-1) - z.unsqueeze(-2)).abs(), softness))
 
 
 def _smoothed(a: Tensor, h: Tensor, rows: Rows) -> Tensor:

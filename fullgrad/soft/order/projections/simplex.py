@@ -12,7 +12,7 @@ from fullgrad._core.recomputed import saved_inputs
 from fullgrad._core.shards import along_parts
 from fullgrad._dispatch import of_parts, row_largest, row_sum, row_totals, rows_are_split, surely
 from fullgrad.soft._mode_names import SOFT_MODES
-from fullgrad.soft._relaxation import Softness, check
+from fullgrad.soft._relaxation import Softness, check, over_softness
 from fullgrad.soft.order._numbers import POWERS, RowFunction, power
 from fullgrad.soft.order.kernels.threshold import simplex_excess
 
@@ -66,7 +66,7 @@ def proj_simplex(x: Tensor, dim: int = -1, softness: Softness = 0.1, mode: str =
 def simplex_of(x: Tensor, dim: int, softness: Softness, mode: str) -> Tensor:
     """`proj_simplex` without the checks."""
     (wide,) = to_opmath(x)
-    v = less_largest(wide, dim) / softness
+    v = over_softness(less_largest(wide, dim), softness)
     return project(v.movedim(dim, -1), mode).movedim(-1, dim).to(x.dtype)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullgrad._core.fast import replaceable
 from fullgrad._dispatch import opaque, row_largest, row_length, row_sum, row_totals, rows_are_split
-from fullgrad.soft.order.kernels.on_parts import evenly, solve_convex_on_parts, solve_on_parts
+from fullgrad.soft.order.kernels.on_parts import evenly, solve_convex_on_parts, solve_on_parts, sums_at
 from fullgrad.soft.order.kernels.threshold import MOST_STEPS, norm_step
 from fullgrad.soft.simplex._powers import power_of_weights
 
@@ -129,9 +129,13 @@ def solve(low: Tensor, high: Tensor, sums: Callable[[Tensor], Sequence[Tensor]],
         step = functools.partial(norm_step, exponent=exponent)
         if convex:
             return solve_convex_on_parts(low, high, sums, step)
-        one = torch.ones_like(low)
+
+        def whole(thetas: Tensor) -> Sequence[Tensor]:
+            total, slope = sums_at(thetas, sums)
+            return total - 1, slope, step(total, slope)
+
         # Weights that rise steeply need a threshold to its last digit, and no points of Newton's help.
-        return solve_on_parts(evenly(low, high, 33), (high - low) / 2, sums, one, 4 * eps * one, step, most=9)
+        return solve_on_parts(evenly(low, high, 33), (high - low) / 2, whole, torch.full_like(low, 4 * eps), most=9)
     theta, done = low, torch.zeros_like(low, dtype=torch.bool)
     for i in range(MOST_STEPS):
         total, slope = sums(theta)

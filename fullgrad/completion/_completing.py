@@ -479,7 +479,7 @@ def _kernel_of_replaced(op: Any, original: Callable[..., Any], function: Callabl
 
 def _kernel_of_slopes(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_outside():
+        if _is_outside() or any(v.is_complex() for v in _tensors(args)):
             return original(keys, *args, **kwargs)
         return _sloped(functools.partial(original, keys), own, args, kwargs)
 

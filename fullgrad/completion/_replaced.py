@@ -334,6 +334,16 @@ def _lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, 
     return torch.linalg.lu_solve(factors, pivots, b.mH, adjoint=not adjoint).mH
 
 
+@replaces("lu_unpack")
+def _lu_unpack(x: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:  # torch's names
+    """torch takes the empty tensors of what is not asked for to have the dimension of a batch, which they have at one level."""
+    if (unpack_data and unpack_pivots) or active_transforms().count("Vmap") < 2:
+        return NotImplemented
+    p, low, high = torch.lu_unpack(x, pivots)
+    p, empty = p if unpack_pivots else x.new_empty(0), x.new_empty(0)
+    return (p, low, high) if unpack_data else (p, empty, empty)
+
+
 @replaces("linalg_lstsq")
 def _lstsq(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """torch's rule for a batch takes vectors to be matrices."""

@@ -174,3 +174,9 @@ def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = Non
         return NotImplemented
     each = accumulated(torch.ops.aten.binary_cross_entropy.default(x, target, None, 0))
     return _reduced(each * weight, reduction).to(x.dtype)
+
+
+@completes("binary_cross_entropy_backward", "a batch of directions raises", is_prepared=True)
+def _of_each_direction(g: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """torch's derivative by the input, which it writes to, has a batch where the input has one."""
+    return g, x + torch.zeros_like(g, dtype=x.dtype) if "Vmap" in active_transforms() else x, *args

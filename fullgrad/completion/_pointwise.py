@@ -159,7 +159,8 @@ def _sinc(x: Tensor) -> Tensor:
 def _pow(value: Tensor | None, x: Tensor, exponent: Tensor) -> Slopes:
     is_0 = (x == 0) & (exponent >= 0)
     by_exponent = lambda: torch.where(is_0, 0, x.pow(exponent) * torch.where(is_0, 1, x).log())  # noqa: E731
-    return {0: (lambda: torch.where(exponent == 0, 0, exponent * x.pow(exponent - 1)), None), 1: (by_exponent, None)}
+    by_base = lambda: exponent * x.pow(torch.where(exponent == 0, 1, exponent - 1))  # noqa: E731
+    return {0: (by_base, None), 1: (by_exponent, None)}
 
 
 @completes("polar", WRONG_GRADIENT)

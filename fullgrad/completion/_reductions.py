@@ -161,7 +161,7 @@ def vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False,
         return NotImplemented  # torch's are right
     own = accumulated(x if dtype is None else x.to(dtype))
     unit = _unit(own.abs(), dims)
-    own, is_0 = own / unit, own == 0
+    own, is_0 = own / unit, (own == 0) & ~own.isnan().any(dims, keepdim=True)  # next to NaN there is no slope
     if p == 2:
         powers = (own * own.conj()).real if own.is_complex() else own * own
     else:

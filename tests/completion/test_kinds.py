@@ -22,10 +22,10 @@ NESTINGS = {
     "grad(grad)": lambda f: jacrev(grad(f)),
 }
 SERIES = {  # the coefficients of powers of the argument, from 0
-    "sinc": (torch.sinc, [0 if k % 2 else (-1) ** (k // 2) * math.pi**k / math.factorial(k + 1) for k in range(12)]),
+    "sinc": (torch.sinc, [0 if k % 2 else (-1) ** (k // 2) * math.pi**k / math.factorial(k + 1) for k in range(30)]),
     "i1": (
         torch.special.i1,
-        [0 if k % 2 == 0 else 0.5**k / (math.factorial(k // 2) * math.factorial(k // 2 + 1)) for k in range(12)],
+        [0 if k % 2 == 0 else 0.5**k / (math.factorial(k // 2) * math.factorial(k // 2 + 1)) for k in range(30)],
     ),
 }
 
@@ -216,9 +216,8 @@ LISTS = {
     "minimum": lambda x, y: torch._foreach_minimum([x, y], [0.1, 0.2]),
     "power of a number": lambda x, y: torch._foreach_pow(2.0, [x, y]),
     "addcmul": lambda x, y: torch._foreach_addcmul([x], [y], [x], value=0.3),
-    "addcdiv": lambda x, y: torch._foreach_addcdiv([x, y], [y, x], [x, y], torch.tensor([0.3, 2.0])),
+    "addcdiv": lambda x, y: torch._foreach_addcdiv([x, y], [y, x], [x, y], [0.3, 2.0]),
     "lerp": lambda x, y: torch._foreach_lerp([x], [y], 0.3),
-    "clip": lambda x, y: (torch.nn.utils.get_total_norm([x, y]),),
 }
 
 

@@ -20,7 +20,7 @@ from fullgrad._dispatch import fallback, functorch
 from fullgrad._dispatch.compile_cache import recomputed
 from fullgrad._dispatch.forward_marks import alias, is_identity, pure, saves_nothing
 from fullgrad._dispatch.graph_calls import catch_in_graphs
-from fullgrad._dispatch.in_place import repair_folded, repeatable
+from fullgrad._dispatch.in_place import renew_written, repair_folded, repeatable
 from fullgrad._dispatch.inference import outside_inference_mode, refuse_lost_derivatives, vjp
 from fullgrad._dispatch.interception import (
     call_operator,

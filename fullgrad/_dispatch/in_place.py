@@ -104,6 +104,13 @@ def _is_constant(node: Any, found: dict[Any, bool]) -> bool:
     return found[node]
 
 
+def renew_written(module: Any) -> None:
+    """Let a recorded graph make all anew, at each call, that it writes in place."""
+    _renew(module.graph, None)
+    repair_folded(module)
+    module.recompile()
+
+
 def repair_folded(module: Any) -> None:
     """Let a function that `torch.func.linearize` returned leave its constants alone: what its graph changes of one in place,
     such as the shape that `squeeze_` gives it in a batched product, is that of a copy.

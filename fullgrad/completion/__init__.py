@@ -13,6 +13,7 @@ from fullgrad.completion import (  # noqa: F401  each enters its operators
     _functions,
     _grid_sample,
     _linalg,
+    _lists,
     _losses,
     _norms,
     _pointwise,

@@ -479,7 +479,7 @@ def _kernel_of_replaced(op: Any, original: Callable[..., Any], function: Callabl
 
 def _kernel_of_slopes(original: Callable[..., Any], own: Completed) -> Callable[..., Any]:
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_outside():
+        if _is_outside() or any(v.is_complex() for v in _tensors(args)):
             return original(keys, *args, **kwargs)
         return _sloped(functools.partial(original, keys), own, args, kwargs)
 
@@ -518,11 +518,17 @@ def _kernel_of_prepared(original: Callable[..., Any], function: Callable[..., Se
 
 
 def _kernel_of_backward(
-    original: Callable[..., Any], formula: Callable[..., Any], results: Sequence[int], has_first: bool
+    original: Callable[..., Any],
+    formula: Callable[..., Any],
+    results: Sequence[int],
+    has_first: bool,
+    crashes: Callable[..., bool] | None,
 ) -> Callable[..., Any]:
     """torch's own backward, with the derivative of the formula where that is differentiated in eager code."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_outside() and crashes is not None and not transforms_active() and crashes(*args):
+            return formula(*args, **kwargs)
         if _is_outside() or not torch.is_grad_enabled() or transforms_active():
             return original(keys, *args, **kwargs)
         given = [v.detach() if i in results and isinstance(v, Tensor) else v for i, v in enumerate(args)]

@@ -14,6 +14,7 @@ from fullgrad._dispatch import (
     dirichlet_function,
     forward_mode_is_on,
     is_compiling,
+    renew_written,
     transforms_active,
     vmap_module,
     with_one_sample,
@@ -105,6 +106,17 @@ def _of_no_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     return mapped
 
 
+def _split(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.func.linearize` computes constants once, before what writes to them."""
+
+    def split(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(module, torch.fx.GraphModule):
+            renew_written(module)
+        return original(module, *args, **kwargs)
+
+    return split
+
+
 def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -> None:
     if hasattr(owner, name):
         ATTRIBUTES.append((owner, name, replaced(getattr(owner, name), *args)))
@@ -112,6 +124,7 @@ def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -
 
 _replaces(torch.distributions.StudentT, "variance", _variance)
 _replaces(vmap_module, "vmap_impl", _of_no_samples)
+_replaces(torch.fx.experimental.const_fold, "split_const_subgraphs", _split)
 _replaces(dirichlet_function, "apply", _dirichlet)
 _losses = chunked_losses()
 _replaces(_losses, "_linear_cross_entropy_batch_chunked", _chunked_loss, True)

@@ -1,6 +1,7 @@
 """Values of images between their pixels."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgrad._core.recomputed import pulled_back
+from fullgrad._dispatch import has_data
 from fullgrad.completion._registry import NO_SECOND, completes, completes_backward, prepares, without_slope
 
 BILINEAR, NEAREST, CUBIC = range(3)
@@ -89,7 +91,14 @@ def _grid_sampler_2d(x: Tensor, grid: Tensor, interpolation_mode: int, padding_m
     return _sampled(x, grid, interpolation_mode, padding_mode, align_corners)
 
 
-@completes_backward("grid_sampler_2d_backward")
+def _crashes(g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, *_: Any) -> bool:
+    """torch's kernel of a CPU takes what is no number for a place in memory, where it is not the padding."""
+    if mode != BILINEAR or padding == ZEROS or grid.device.type != "cpu" or not has_data(grid):
+        return False
+    return not math.isfinite(grid.detach().sum().item())
+
+
+@completes_backward("grid_sampler_2d_backward", crashes=_crashes)
 @completes_backward("grid_sampler_3d_backward")
 def _backward(g: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align: bool, is_needed: Sequence[bool]) -> Any:
     found = pulled_back(lambda x, grid: _sampled(x, grid, mode, padding, align), (x, grid), (0, 1), g)

@@ -34,6 +34,17 @@ def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
     return _reduced(torch.where(size < delta, 0.5 * small * small, delta * (size - 0.5 * delta)), reduction).to(dtype)
 
 
+@prepares("mse_loss")
+@prepares("huber_loss")
+@prepares("smooth_l1_loss")
+def _in_nested_batches(x: Tensor, target: Tensor, *args: Any) -> tuple[Any, ...]:
+    """torch's rule for a batch joins the dimensions of a tensor that has two batches where the other has none."""
+    if active_transforms().count("Vmap") > 1:
+        x, target = torch.broadcast_tensors(x, target)
+        x, target = x + torch.zeros_like(target, dtype=x.dtype), target + torch.zeros_like(x, dtype=target.dtype)
+    return x, target, *args
+
+
 @prepares("smooth_l1_loss_backward")
 def _with_nan(g: Tensor, x: Tensor, target: Tensor, *args: Any) -> tuple[Any, ...]:
     """torch's rule for a batch takes the sign of what is no number, which is 0."""
@@ -163,3 +174,9 @@ def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = Non
         return NotImplemented
     each = accumulated(torch.ops.aten.binary_cross_entropy.default(x, target, None, 0))
     return _reduced(each * weight, reduction).to(x.dtype)
+
+
+@completes("binary_cross_entropy_backward", "a batch of directions raises", is_prepared=True)
+def _of_each_direction(g: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """torch's derivative by the input, which it writes to, has a batch where the input has one."""
+    return g, x + torch.zeros_like(g, dtype=x.dtype) if "Vmap" in active_transforms() else x, *args

@@ -60,6 +60,8 @@ def logaddexp(a: Tensor, b: Tensor) -> Tensor:
 _VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 _SHARES_TIES = _VERSION >= (2, 14)  # bounds of clamp, and fmax, with their arguments, as maximum does
 
+_TERMS = 16  # of a series up to 2, in float64
+_WRONG_NEAR_0 = "higher derivatives are wrong next to 0"
 _UNLIKE = "forward mode has other slopes than reverse mode at NaN, before torch 2.14 some at ties"
 
 
@@ -138,6 +140,27 @@ def _atan2(value: Tensor | None, y: Tensor, x: Tensor) -> Slopes:
     is_0 = square == 0
     size = torch.where(is_0, 1, square)
     return {0: (lambda: torch.where(is_0, 0, x / size), None), 1: (lambda: torch.where(is_0, 0, -y / size), None)}
+
+
+@completes("sinc", _WRONG_NEAR_0, is_missing=lambda args: True, keeps_first=True)
+def _sinc(x: Tensor) -> Tensor:
+    """By its series next to 0, where torch's derivatives are differences of numbers that are almost equal."""
+    own = accumulated(x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())) * math.pi
+    is_small = own.abs() <= 2
+    square = torch.where(is_small, own, 0).square()
+    series = torch.zeros_like(square)
+    for k in reversed(range(_TERMS)):
+        series = series * square + (-1) ** k / math.factorial(2 * k + 1)
+    safe = torch.where(is_small, 1, own)
+    return torch.where(is_small, series, safe.sin() / safe)
+
+
+@completes_by_slopes("pow.Tensor_Tensor", "the gradient of a tangent is NaN at 0", has_first=True)
+def _pow(value: Tensor | None, x: Tensor, exponent: Tensor) -> Slopes:
+    is_0 = (x == 0) & (exponent >= 0)
+    by_exponent = lambda: torch.where(is_0, 0, x.pow(exponent) * torch.where(is_0, 1, x).log())  # noqa: E731
+    by_base = lambda: exponent * x.pow(torch.where(exponent == 0, 1, exponent - 1))  # noqa: E731
+    return {0: (by_base, None), 1: (by_exponent, None)}
 
 
 @completes("polar", WRONG_GRADIENT)

@@ -1,6 +1,7 @@
 """Norms and deviations, and reductions at indices, where each place of the result looks at each element: n m numbers."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from fullgrad.completion._registry import (
     unit_of,
     valued,
 )
+
+_NO_DIMS = "the gradient over no dimensions, `dim=()`, is wrong"
 
 
 def _extreme(x: Tensor, chosen: Tensor, initial: Tensor, dim: int, function: Any) -> Tensor:
@@ -158,7 +161,7 @@ def vector_norm(x: Tensor, p: float = 2, dim: Any = None, keepdim: bool = False,
         return NotImplemented  # torch's are right
     own = accumulated(x if dtype is None else x.to(dtype))
     unit = _unit(own.abs(), dims)
-    own, is_0 = own / unit, own == 0
+    own, is_0 = own / unit, (own == 0) & ~own.isnan().any(dims, keepdim=True)  # next to NaN there is no slope
     if p == 2:
         powers = (own * own.conj()).real if own.is_complex() else own * own
     else:
@@ -202,7 +205,22 @@ def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     return torch.where(is_large, y.to(x.dtype), x)
 
 
-@completes("std.correction", NO_THIRD)
+def _is_over_no_dims(args: Sequence[Any]) -> bool:
+    """Whether dimensions are given, but none: torch's gradient takes the count of all numbers to be 1."""
+    return len(args) > 1 and isinstance(args[1], (list, tuple)) and not args[1]
+
+
+@completes("var.correction", _NO_DIMS, is_missing=_is_over_no_dims)
+def _var(x: Tensor, dim: Any = None, **kwargs: Any) -> Any:
+    return torch.ops.aten.var.correction(x, None, **kwargs) if _is_over_no_dims((x, dim)) else NotImplemented
+
+
+@completes("var_mean.correction", _NO_DIMS, is_missing=_is_over_no_dims)
+def _var_mean(x: Tensor, dim: Any = None, **kwargs: Any) -> Any:
+    return torch.ops.aten.var_mean.correction(x, None, **kwargs) if _is_over_no_dims((x, dim)) else NotImplemented
+
+
+@completes("std.correction", NO_THIRD, is_missing=_is_over_no_dims)
 def _std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """The deviation, whose derivative where all numbers are equal is 0, as in torch."""
     if not x.numel():
@@ -222,7 +240,7 @@ def _std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim
     return (y if keepdim else y.squeeze(dims)).to(torch.empty((), dtype=x.dtype).abs().dtype)
 
 
-@completes("std_mean.correction", NO_THIRD)
+@completes("std_mean.correction", NO_THIRD, is_missing=_is_over_no_dims)
 def _std_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     std = _std(x, dim, correction=correction, keepdim=keepdim)
     return std if std is NotImplemented else (std, x.mean(dim, keepdim=keepdim))

@@ -66,7 +66,7 @@ class Whole(NamedTuple):
 
 COMPLETED: dict[str, Completed] = {}
 # Operators that torch's backwards call, which lack derivatives, by their names. Their formulas are for eager code.
-BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...], bool]] = {}
+BACKWARDS: dict[str, tuple[Callable[..., Any], tuple[int, ...], bool, Callable[..., bool] | None]] = {}
 # Operators of which torch has no derivative in place.
 NOT_IN_PLACE = ("asinh", "acosh", "atanh")
 # Operators that other calls of torch with the same value replace under a transform, by their names. Eager code does not see them.
@@ -92,13 +92,16 @@ def replaces_function(name: str) -> Callable[[Any], Any]:
 ATTRIBUTES: list[tuple[Any, str, Callable[..., Any]]] = []
 
 
-def completes_backward(name: str, *results: int, has_first: bool = False) -> Callable[[Any], Any]:
+def completes_backward(
+    name: str, *results: int, has_first: bool = False, crashes: Callable[..., bool] | None = None
+) -> Callable[[Any], Any]:
     """A decorator that enters the formula of an operator that torch's backward calls. The arguments at ``results`` are results of
-    the forward, which a formula computes again. With ``has_first`` torch has its first derivative right.
+    the forward, which a formula computes again. With ``has_first`` torch has its first derivative right. ``crashes`` says of
+    arguments in eager code whether torch's own reads memory that is none of theirs.
     """
 
     def enter(formula: Callable[..., Any]) -> Callable[..., Any]:
-        BACKWARDS[name] = formula, results, has_first
+        BACKWARDS[name] = formula, results, has_first, crashes
         return formula
 
     return enter

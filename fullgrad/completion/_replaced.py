@@ -307,10 +307,14 @@ def _replaces_factors(name: str) -> None:
         if not (x.is_floating_point() or x.is_complex()):
             has_fractions = isinstance(beta, float) or isinstance(alpha, float)
             return op(x, first, second, beta=int(beta), alpha=int(alpha)) if has_fractions else NotImplemented
-        if beta != 0 or "Vmap" not in active_transforms():
+        if "Vmap" not in active_transforms() or (beta != 0 and (alpha != 0 or name == "baddbmm")):
             return NotImplemented
-        zeros = x.masked_fill(torch.tensor(True, device=x.device), 0)  # the input stays one of the result's, whose slope is 0
-        return op(zeros, first, second, alpha=alpha)
+        every = torch.tensor(True, device=x.device)
+        if beta == 0:
+            x, beta = x.masked_fill(every, 0), 1  # the input stays one of the result's, whose slope is 0
+        if alpha == 0 and name != "baddbmm":  # which multiplies in eager code, too
+            first, second, alpha = first.masked_fill(every, 0), second.masked_fill(every, 0), 1
+        return op(x, first, second, beta=beta, alpha=alpha)
 
 
 for _name in ("addmm", "addmv", "addbmm", "baddbmm"):
@@ -332,6 +336,21 @@ def _lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, 
     if left or not b.is_complex() or b.ndim < 2:
         return NotImplemented
     return torch.linalg.lu_solve(factors, pivots, b.mH, adjoint=not adjoint).mH
+
+
+@replaces("chain_matmul")
+def _chain_matmul(matrices: Any) -> Any:
+    return torch.linalg.multi_dot(matrices) if len(matrices) > 1 and "Vmap" in active_transforms() else NotImplemented
+
+
+@replaces("lu_unpack")
+def _lu_unpack(x: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:  # torch's names
+    """torch takes the empty tensors of what is not asked for to have the dimension of a batch, which they have at one level."""
+    if (unpack_data and unpack_pivots) or active_transforms().count("Vmap") < 2:
+        return NotImplemented
+    p, low, high = torch.lu_unpack(x, pivots)
+    p, empty = p if unpack_pivots else x.new_empty(0), x.new_empty(0)
+    return (p, low, high) if unpack_data else (p, empty, empty)
 
 
 @replaces("linalg_lstsq")

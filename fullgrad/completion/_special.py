@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from fullgrad._dispatch import has_tangent, innermost
-from fullgrad.completion._registry import NO_FORWARD, REFUSED, WRONG_GRADIENT, Slopes, completes, completes_by_slopes
+from fullgrad.completion._registry import (
+    NO_FORWARD,
+    REFUSED,
+    WRONG_GRADIENT,
+    Slopes,
+    accumulated,
+    completes,
+    completes_by_slopes,
+)
 
 _TERMS = 16  # of a series up to 2, in float64
 _NODES = 24  # of an integral, in float64
@@ -87,6 +95,12 @@ def _completes_bessel(name: str, slope: Callable[[Tensor], Tensor]) -> None:
 
 for _name, _derivative in _BESSEL.items():
     _completes_bessel(_name, _derivative)
+
+
+@completes("special_i1", "higher derivatives are wrong next to 0", is_missing=lambda args: True, keeps_first=True)
+def _of_order_1(x: Tensor) -> Tensor:
+    own = accumulated(_floating(x))
+    return own * _over(own, _i1(own), 1)
 
 
 @completes_by_slopes("special_airy_ai", REFUSED)

@@ -30,6 +30,7 @@ FUNCTIONS = {
     "scaled_modified_bessel_k0": (special.scaled_modified_bessel_k0, lambda x: mpmath.exp(x) * mpmath.besselk(0, x)),
     "scaled_modified_bessel_k1": (special.scaled_modified_bessel_k1, lambda x: mpmath.exp(x) * mpmath.besselk(1, x)),
     "spherical_bessel_j0": (special.spherical_bessel_j0, mpmath.sinc),
+    "i1": (special.i1, lambda x: mpmath.besseli(1, x)),
     "igamma": (lambda x: special.gammainc(A, x), lambda x: mpmath.gammainc(2.5, 0, x, regularized=True)),
     "igammac": (lambda x: special.gammaincc(A, x), lambda x: mpmath.gammainc(2.5, x, regularized=True)),
     "zeta": (lambda x: special.zeta(A, x), lambda x: mpmath.zeta(2.5, x)),

@@ -128,6 +128,23 @@ def test_what_is_outside_differentiates_and_batches_it(name):
     torch.testing.assert_close(TRANSFORMS[name](laplacian), wanted, rtol=1e-9, atol=1e-9)
 
 
+def written(x):
+    y = x.clone()
+    y += x
+    y *= x.exp()
+    y[0] = x[1] * x[2]
+    y[1:3].mul_(x[:2])
+    z = y.sin_().cosh()
+    z.add_(1)
+    return (y * z).sum()
+
+
+@pytest.mark.parametrize("name", ["grad", "vmap", "vmap of grad"])
+def test_code_in_place_is_differentiated_and_batched(name):
+    transform = {"grad": lambda f: grad(f)(X), "vmap": lambda f: vmap(f)(BATCH), "vmap of grad": lambda f: vmap(grad(f))(BATCH)}
+    torch.testing.assert_close(transform[name](laplacian(written)), transform[name](trace(written)), rtol=1e-9, atol=1e-9)
+
+
 def test_a_backward_reaches_the_parameters_of_a_module():
     parameters = [p for k, p in NET.named_parameters() if k != "5.bias"]
     own = lambda x: NET(x).squeeze(-1)  # noqa: E731

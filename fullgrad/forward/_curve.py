@@ -223,7 +223,7 @@ def nested(call: Call) -> Any:
         try:
             outputs = run(primals, series, known)
         except RuntimeError as error:
-            if scope.count is None or not _is_too_large(error):
+            if scope.count is None or not is_too_large(error):
                 raise
             # torch writes what belongs to a direction into a value that they have in common: each gets its own.
             restore_random_states(before)
@@ -247,7 +247,7 @@ def _written_apart(x: Any) -> Any:
     return x.clone() if any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)) else x
 
 
-def _is_too_large(error: Exception) -> bool:
+def is_too_large(error: Exception) -> bool:
     """Whether torch refused to write what belongs to the samples of a vmap into what does not."""
     return "vmap: " in str(error) and "more elements than `self`" in str(error)
 
@@ -290,7 +290,7 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
                 result = f(*curves)
             except (Unknown, RuntimeError) as error:
                 is_refused = isinstance(error, Unknown) or "TorchScript interpreter" in str(error)  # which hides the reason
-                if not is_refused and not _is_too_large(error):
+                if not is_refused and not is_too_large(error):
                     raise
                 restore_random_states(before)
                 for c in () if is_refused else curves:  # each derivative gets the samples of the value, in which they are written

@@ -49,6 +49,8 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return without_question(func)(*args, **kwargs)
     if args and name in _FORMULAS and (found := _FORMULAS[name](*args, **kwargs)) is not NotImplemented:
         return found
+    if name.partition(".")[0].endswith("_"):
+        name = name.partition(".")[0]  # of an overload of torch.ops.aten
     call = Call(func, args, kwargs, name)
     if not args:  # keywords have another order than the tables know
         return nested(call)

@@ -144,6 +144,7 @@ def test_arguments_and_results_are_trees():
 # --- Functions of torch ---------------------------------------------------------------------------------------------------
 
 
+ATEN = torch.ops.aten
 ROWS = torch.tensor([0, 1, 1, 2, 4])
 LOWER = torch.ones(5, 5).tril().double().where(torch.ones(5, 5).triu() < 1, 1e-9)
 
@@ -215,6 +216,8 @@ CODE = {
     + F.linear(W, weight=x) * torch.layer_norm(input=x, normalized_shape=(5,)) + attend(key=x, query=x.sin(), value=W[0]),
     "a mask of nothing": lambda x: attend(x, x.sin(), x * x, torch.ones(5, 5).tril(-1) > 0) + attend(x, x, x, -math.inf * LOWER),
     "memory shared by elements": lambda x: (x * x).expand(3, 5).sum_to_size(1, 5) * torch.broadcast_to(x, (3, 5)).cumprod(0),
+    "overloads in place": lambda x: [y := x * 1, ATEN.mul_.Tensor(y, x), ATEN.add_.Tensor(y, x, alpha=2), y * y],
+    "remainders in place": lambda x: [y := x * 3, v := y[:2], y.__imod__(0.7), v * v],
     "views in place": viewed_in_place,
     "where": lambda x: torch.where(x > 0.5, x.sin(), 2.0) + torch.maximum(x, 1 - x) + x.masked_fill(x < 0.5, 0.0),
     "a derivative inside": lambda x: grad(lambda x: (x.sin() * x).sum())(x) * x,

@@ -1,6 +1,8 @@
 """`laplacian`: the trace of the Hessian, its parts, and all that differentiates it."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.func import functional_call, grad, hessian, jvp, vmap
 import fullgrad
 from fullgrad import implicit, quantizers, soft
 from fullgrad.forward import laplacian, taylor
+from tests.forward.golden import LAPLACIANS
 from tests.forward.memory import held
 
 X = torch.tensor([0.4, -1.1, 0.7, 1.3], dtype=torch.float64)
@@ -53,6 +56,14 @@ def u(x, p=P):
 @pytest.mark.short
 def test_closed_forms(f, x, wanted):
     torch.testing.assert_close(laplacian(f)(x), wanted(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", LAPLACIANS)
+def test_value_gradient_and_laplacian_are_those_of_folx(name):
+    golden = json.loads((Path(__file__).parent / "golden.json").read_text())
+    x, w, *wanted = (torch.tensor(v, dtype=torch.float64) for v in (golden["x"], golden["w"], *golden["laplacians"][name]))
+    f = eval(f"lambda x: {LAPLACIANS[name]}", {**vars(torch), "w": w})
+    torch.testing.assert_close(list(laplacian(f, parts=True)(x)), wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_local_energies_of_the_oscillator_and_of_hydrogen_are_known():

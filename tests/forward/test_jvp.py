@@ -216,6 +216,10 @@ DISTRIBUTED = {
 }
 
 
+if torch.__version__.startswith("2.11."):  # whose FSDP2 raises in forward mode: docs/families/forward.md
+    del DISTRIBUTED["in shards"]
+
+
 @pytest.mark.parametrize("kind", DISTRIBUTED)
 @pytest.mark.long(but=1)
 @pytest.mark.filterwarnings("ignore")

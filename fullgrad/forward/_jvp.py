@@ -111,16 +111,17 @@ class _Call:
                 leaves[i] = t
             results, spec = pytree.tree_flatten(self.f(*pytree.tree_unflatten(leaves, self.spec)))
             moves = [isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()) for y in results]
-            found[:] = spec, moves, [None if m or isinstance(y, Tensor) else y for y, m in zip(results, moves, strict=True)]
+            found[:] = spec, moves, results
             others = [y for y, m in zip(results, moves, strict=True) if isinstance(y, Tensor) and not m]
             return [y for y, m in zip(results, moves, strict=True) if m], others
 
         primals = tuple([self.leaves[i] for i in self.where])
         both: Any = torch.func.jvp(moving, primals, tuple(self.tangents), has_aux=True)
         values, tangents, others = both
-        spec, moves, constants = found
+        spec, moves, results = found
         rest, moved, along = iter(others), iter(values), iter(tangents)
-        value = [next(moved) if m else next(rest) if c is None else c for m, c in zip(moves, constants, strict=True)]
+        known = zip(results, moves, strict=True)
+        value = [next(moved) if m else next(rest) if isinstance(y, Tensor) else y for y, m in known]
         return pytree.tree_unflatten(value, spec), pytree.tree_unflatten([next(along) if m else None for m in moves], spec)
 
 

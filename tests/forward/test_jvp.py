@@ -138,6 +138,17 @@ def test_arguments_and_results_are_trees():
     torch.testing.assert_close(tangent, {"y": v * c, "n": None, "k": None})
 
 
+@pytest.mark.parametrize("track", [False, True])
+def test_results_may_be_none(track):
+    attention = nn.MultiheadAttention(4, 2)
+    x = torch.randn(3, 4)
+    (value, weights), (_, slope) = jvp(lambda x: attention(x, x, x, need_weights=False), (x,), (x,), track)
+    torch.testing.assert_close(value, attention(x, x, x)[0])
+    assert weights is None
+    assert slope is None
+    assert jvp(lambda x: (None, x.argmax(), x * 2), (x,), (x,), track)[0][:2] == (None, x.argmax())
+
+
 def test_parameters_move_by_functional_call():
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3)
     p = {k: p.detach() for k, p in net.named_parameters()}

@@ -369,11 +369,37 @@ def _observed(*args: Any) -> Tensor:
 
 @replaces("dropout")
 def _dropout(x: Tensor, p: float, train: bool) -> Any:
-    """The mask in the order of the memory, as torch draws it without a transform."""
+    kept = _kept(x, p, train)
+    return NotImplemented if kept is None else x * (kept / (1 - p))
+
+
+@replaces("dropout_")
+def _dropout_in_place(x: Tensor, p: float, train: bool) -> Any:
+    kept = _kept(x, p, train)
+    return NotImplemented if kept is None else x.mul_(kept / (1 - p))
+
+
+@replaces("alpha_dropout")
+def _alpha_dropout(x: Tensor, p: float, train: bool) -> Any:
+    kept = _kept(x, p, train)
+    if kept is None:
+        return NotImplemented
+    dropped, scale = 1.7580993408473766, ((1.7580993408473766**2 * p + 1) * (1 - p)) ** -0.5
+    return x * (kept * scale) + ((kept - 1) * (dropped * scale) + dropped * scale * p)
+
+
+@replaces("alpha_dropout_")
+def _alpha_dropout_in_place(x: Tensor, p: float, train: bool) -> Any:
+    y = _alpha_dropout(x, p, train)
+    return NotImplemented if y is NotImplemented else x.copy_(y)
+
+
+def _kept(x: Tensor, p: float, train: bool) -> Tensor | None:
+    """Ones for what dropout keeps, drawn in the order of the memory, as torch does without a transform; None for torch's own."""
     own = first_sample(x) if train and 0 < p < 1 else x
     if own is x or own.is_contiguous() or own.device.type != "cpu" or not vmaps_share_draws():
-        return NotImplemented
-    return x * below_transforms(lambda: torch.empty_like(own).bernoulli_(1 - p).div_(1 - p))
+        return None
+    return below_transforms(lambda: torch.empty_like(own).bernoulli_(1 - p))
 
 
 @replaces("add_.Tensor")

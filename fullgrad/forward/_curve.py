@@ -212,10 +212,9 @@ def nested(call: Call) -> Any:
 
         return derivatives_by_jvp(moving, primals, series)
 
-    series = [[parts[k] for parts in call.curves] for k in range(1, order + 1)]
+    primals, *series = [[_written_apart(parts[k]) for parts in call.curves] for k in range(order + 1)]
     if scope.count is not None:
         series[-1] = [p / scope.count for p in series[-1]]
-    primals = [parts[0] for parts in call.curves]
     known = [call.leaves[i] for i in others]
     # Curves of scopes outside know no transform, and are arguments of a function of theirs.
     run = (lambda *given: nested(Call(pushed, given, {}))) if any(map(is_curve, leaves_of((primals, series, known)))) else pushed
@@ -224,7 +223,7 @@ def nested(call: Call) -> Any:
         try:
             outputs = run(primals, series, known)
         except RuntimeError as error:
-            if scope.count is None or "vmap: inplace" not in str(error):
+            if scope.count is None or not is_too_large(error):
                 raise
             # torch writes what belongs to a direction into a value that they have in common: each gets its own.
             restore_random_states(before)
@@ -241,6 +240,16 @@ def nested(call: Call) -> Any:
     for i, parts in zip(where, zip(*outputs, strict=True), strict=False):
         leaves[i] = Curve(parts, scope)
     return pytree.tree_unflatten(leaves, spec)
+
+
+def _written_apart(x: Any) -> Any:
+    """A tensor whose elements have memory of their own, into whose like torch writes tangents."""
+    return x.clone() if any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)) else x
+
+
+def is_too_large(error: Exception) -> bool:
+    """Whether torch refused to write what belongs to the samples of a vmap into what does not."""
+    return "vmap: " in str(error) and "more elements than `self`" in str(error)
 
 
 def derivatives_by_jvp(
@@ -280,11 +289,13 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
             try:
                 result = f(*curves)
             except (Unknown, RuntimeError) as error:
-                # Its interpreter raises an error of its own, without the reason.
-                if not isinstance(error, Unknown) and "TorchScript interpreter" not in str(error):
+                is_refused = isinstance(error, Unknown) or "TorchScript interpreter" in str(error)  # which hides the reason
+                if not is_refused and not is_too_large(error):
                     raise
                 restore_random_states(before)
-                result = nested(Call(f, curves, {}))
+                for c in () if is_refused else curves:  # each derivative gets the samples of the value, in which they are written
+                    c.parts[1:] = [p + torch.zeros_like(c.parts[0]) for p in c.parts[1:]]
+                result = nested(Call(f, curves, {})) if is_refused else f(*curves)
         leaves = [result] if is_curve(result) else leaves_of(result)
         found[:] = [[part(v, k, scope) for v in leaves] for k in range(order + 1)]
         return _opened(found[1:-1]) if shared else _

@@ -77,18 +77,18 @@ def _hessian_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tu
 
     def entry(index: Tensor) -> Tensor:
         # The unit vector does not move, which zeros with memory say: under `vmap` torch refuses to write to symbolic ones.
-        unit = point.unit(index)
+        unit = point.tangents(point.unit(index))
         zeros = [torch.zeros_like(u) for u in unit]
         return derivatives_by_jvp(lambda *x: [of_tensors(*x)], point.tensors, [unit, zeros])[-1][0]
 
     def estimate(*v: Tensor) -> Any:
         """A direction times the Hessian's product with it, for each number of the result."""
-        products = jvp(jacrev(of_tensors, argnums=tuple(range(len(v)))), tuple(point.tensors), v)[1]
+        products = jvp(jacrev(of_tensors, argnums=tuple(range(len(v)))), tuple(point.tensors), point.tangents(v))[1]
         return point.tree([a * b for a, b in zip(v, products, strict=True)])
 
     if directions.count is None:
-        return point.by_element(directions.map(entry, point.indices()).movedim(0, -1))
-    return directions.mean(directions.map(estimate, *point.probes(directions)))
+        return point.by_element(directions.map(point, entry, point.indices()).movedim(0, -1))
+    return directions.mean(directions.map(point, estimate, *point.probes(directions)))
 
 
 def ggn_diagonal(f: Callable[..., Tensor], loss: Callable[..., Tensor], *, chunk_size: int | None = None) -> Callable[..., Any]:
@@ -204,9 +204,9 @@ def jacobian_diagonal(
 def _jacobian_diagonal(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (directions,), field = settings, _Field("jacobian_diagonal", f, args, kwargs)
     if directions.count is None:
-        return field.point.by_element(directions.map(field.entry, field.point.indices()))
+        return field.point.by_element(directions.map(field.point, field.entry, field.point.indices()))
     estimate = lambda *z: field.point.tree(field.products(*z)[1])  # noqa: E731
-    return directions.mean(directions.map(estimate, *field.point.probes(directions)))
+    return directions.mean(directions.map(field.point, estimate, *field.point.probes(directions)))
 
 
 def divergence(
@@ -263,10 +263,10 @@ def divergence(
 def _divergence(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (directions, value), field = settings, _Field("divergence", f, args, kwargs)
     if directions.count is None:
-        values, entries = directions.map(field.both, field.point.indices())
+        values, entries = directions.map(field.point, field.both, field.point.indices())
         found = (entries.sum(0),)
     else:
-        values, products = directions.map(field.products, *field.point.probes(directions))
+        values, products = directions.map(field.point, field.products, *field.point.probes(directions))
         mean = directions.mean(sum(p.reshape(p.shape[0], -1).sum(-1) for p in products))
         found = mean if directions.standard_error else (mean,)
     if value:
@@ -283,7 +283,7 @@ class _Field:
         self.of_tensors = self.point.function(f, constants, kwargs)
 
     def along(self, *tangents: Tensor) -> tuple[Any, Any]:
-        return without_aux(jvp(self._values, tuple(self.point.tensors), tangents))
+        return without_aux(jvp(self._values, tuple(self.point.tensors), self.point.tangents(tangents)))
 
     def _values(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         leaves, spec = pytree.tree_flatten(self.of_tensors(*tensors))

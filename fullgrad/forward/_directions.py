@@ -12,6 +12,7 @@ from fullgrad._dispatch import is_tracing, pytree
 from fullgrad._engine.random_states import restore_random_states, untraced_random_states
 from fullgrad._engine.replay import NoDraw
 from fullgrad.forward._context import right_derivatives
+from fullgrad.forward._curve import is_too_large
 
 _REASON = "a trace cannot draw the same ones for each chunk of `chunk_size` directions"
 DISTRIBUTIONS = ("rademacher", "normal")
@@ -25,6 +26,7 @@ class Point:
         for t in self.tensors:
             checks.floating_tensor(name, argument, t)
         self.counts = [t.numel() for t in self.tensors]
+        self.is_written = False
         if not sum(self.counts):
             raise ValueError(f"{name}: `{argument}` must have elements, got the shapes {[tuple(t.shape) for t in self.tensors]}.")
 
@@ -55,6 +57,11 @@ class Point:
         rows = torch.arange(first, end, device=like.device).unsqueeze(1) == torch.arange(sum(self.counts), device=like.device)
         parts = zip(rows.split(self.counts, 1), self.tensors, strict=True)
         return [p.to(t.device, t.dtype).reshape(end - first, *t.shape) for p, t in parts]
+
+    def tangents(self, directions: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Directions for forward mode, each with the samples of its tensor if the function writes in place."""
+        pairs = zip(directions, self.tensors, strict=True)
+        return tuple([d + torch.zeros_like(t) if self.is_written else d for d, t in pairs])
 
     def by_element(self, found: Tensor) -> Any:
         """The structure, from numbers whose last dimension counts all elements."""
@@ -132,9 +139,17 @@ class Probes:
             return torch.randn(dtype=like.dtype, **kind)
         return torch.randint(0, 2, **kind).to(like.dtype) * 2 - 1
 
-    def map(self, function: Callable[..., Any], *directions: Any) -> Any:
+    def map(self, point: Point, function: Callable[..., Any], *directions: Any) -> Any:
         """The function of each direction, the results in front."""
+        before = untraced_random_states()
         with right_derivatives():
+            try:
+                return mapped(self.name, function, directions, self.chunk_size)
+            except RuntimeError as error:
+                if not is_too_large(error):
+                    raise
+            point.is_written = True
+            restore_random_states(before)
             return mapped(self.name, function, directions, self.chunk_size)
 
     def mean(self, found: Any) -> Any:

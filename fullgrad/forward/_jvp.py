@@ -1,5 +1,6 @@
 """`jvp`: a value with its gradient, and a tangent that is a constant."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from fullgrad._core import checks
-from fullgrad._dispatch import drawing_as_before, is_tracing, outside_dynamo_later, pytree
+from fullgrad._dispatch import drawing_as_before, is_tracing, outside_dynamo_later, pytree, transforms_active
 from fullgrad._engine.random_states import random_states, restore_random_states
 from fullgrad.adoption import adopting
 from fullgrad.forward._context import right_derivatives
@@ -69,11 +70,14 @@ def jvp(
         tangent = pytree.tree_map(lambda t: None if t is None else t.detach(), call.both()[1])
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled():
         torch.clear_autocast_cache()  # which has weights without a graph now
-    if all(map(torch.equal, before, random_states())):
-        return f(*primals), tangent
-    restore_random_states(before)
-    # On a GPU torch draws other numbers in a transform, also when its checkpoint draws again; on a CPU `completing` does not.
-    with adopting(checkpoint=True), drawing_as_before(not all(t.is_cpu for t in call.tangents)):
+    draws = not all(map(torch.equal, before, random_states()))
+    if draws:
+        restore_random_states(before)
+    # A transform around this call needs, for the value, what it needed for the tangent: torch's checkpoint has no transforms, and
+    # its dropout draws in another order there. On a GPU torch draws other numbers in a transform, also when its checkpoint
+    # draws again; on a CPU `completing` does not.
+    known = right_derivatives() if transforms_active() else adopting(checkpoint=True) if draws else contextlib.nullcontext()
+    with known, drawing_as_before(draws and not all(t.is_cpu for t in call.tangents)):
         return f(*primals), tangent
 
 
@@ -107,16 +111,17 @@ class _Call:
                 leaves[i] = t
             results, spec = pytree.tree_flatten(self.f(*pytree.tree_unflatten(leaves, self.spec)))
             moves = [isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()) for y in results]
-            found[:] = spec, moves, [None if m or isinstance(y, Tensor) else y for y, m in zip(results, moves, strict=True)]
+            found[:] = spec, moves, results
             others = [y for y, m in zip(results, moves, strict=True) if isinstance(y, Tensor) and not m]
             return [y for y, m in zip(results, moves, strict=True) if m], others
 
         primals = tuple([self.leaves[i] for i in self.where])
         both: Any = torch.func.jvp(moving, primals, tuple(self.tangents), has_aux=True)
         values, tangents, others = both
-        spec, moves, constants = found
+        spec, moves, results = found
         rest, moved, along = iter(others), iter(values), iter(tangents)
-        value = [next(moved) if m else next(rest) if c is None else c for m, c in zip(moves, constants, strict=True)]
+        known = zip(results, moves, strict=True)
+        value = [next(moved) if m else next(rest) if isinstance(y, Tensor) else y for y, m in known]
         return pytree.tree_unflatten(value, spec), pytree.tree_unflatten([next(along) if m else None for m in moves], spec)
 
 

@@ -10,6 +10,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullgrad._core.elementwise import Elementwise
+from fullgrad._core.opmath import any_half, to_opmath
 from fullgrad._dispatch import without_question
 from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, nested, part
 
@@ -45,9 +47,13 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise Unknown(f"{name}: a value that moves along a curve has no such function.")
     if getattr(func, "__module__", None) == F.__name__ and _asks(func):
         return without_question(func)(*args, **kwargs)
-    if name in _FORMULAS and (found := _FORMULAS[name](*args, **kwargs)) is not NotImplemented:
+    if args and name in _FORMULAS and (found := _FORMULAS[name](*args, **kwargs)) is not NotImplemented:
         return found
+    if name.partition(".")[0].endswith("_"):
+        name = name.partition(".")[0]  # of an overload of torch.ops.aten
     call = Call(func, args, kwargs, name)
+    if not args:  # keywords have another order than the tables know
+        return nested(call)
     if name == "setitem" or name.endswith("_"):
         return _in_place(call)
     if name in _CONSTANT:
@@ -89,11 +95,12 @@ def _linear(call: Call) -> Any:
     value, adds = call.of(0), call.name in _ADDS
     if adds and len(call.curves) == 1 and len(call.leaves) == 2 and value.shape == call.curves[0][0].shape:
         change = torch.neg if call.name in ("sub", "subtract") and call.where == [1] else torch.clone
-        return Curve([value, *[change(p) for p in call.curves[0][1:]]], call.scope)
-    zeros = [torch.zeros_like(v) if is_floating(v) else 0 if adds and type(v) in (int, float) else v for v in call.leaves]
+        return Curve([value, *[_like(change(p), value) for p in call.curves[0][1:]]], call.scope)
+    zeros = [torch.zeros_like(v) if is_floating(v) else 0 if adds and isinstance(v, Number) else v for v in call.leaves]
     if "alpha" in call.kwargs:
-        zeros[-1] = call.leaves[-1]
-    return call.result([value, *[call.of(k, zeros) for k in range(1, call.scope.order + 1)]])
+        zeros[-1 - list(reversed(call.kwargs)).index("alpha")] = call.kwargs["alpha"]
+    found = [call.of(k, zeros) for k in range(1, call.scope.order + 1)]
+    return call.result([value, *[_like(y, value) if adds else y for y in found]])
 
 
 def _multilinear(call: Call) -> Any:
@@ -193,7 +200,7 @@ def _by_rule(call: Call) -> Any:
             tangents = [*x[1:k], torch.zeros_like(x[0])] if shares else x[1 : k + 1]
             found = rule(Curve(x[:k], within), Curve(y, within), Curve(tangents, within)).parts[k - 1]
         y = [*y, scope.total(found) + rule(x[0], y[0], x[k]) if shares else found]
-    return Curve(y, scope)
+    return Curve([_like(p, y[0]) for p in y], scope)
 
 
 def _in_place(call: Call) -> Any:
@@ -205,14 +212,18 @@ def _in_place(call: Call) -> Any:
         for k, p in enumerate(target.parts):
             p[index] = part(value, k, call.scope)
         return None
-    function = getattr(torch, name, None) or getattr(F, name, None) or getattr(Tensor, name, None)
-    written = {"copy": lambda t, v, *_: v, "fill": lambda t, v: v, "zero": lambda t: 0, "requires_grad": None, "detach": None}
-    function = written.get(name, function)
+    function = getattr(Tensor, name, None) or getattr(torch, name, None) or getattr(F, name, None)
+    function = _WRITTEN.get(name, function)
     if function is None:
         raise Unknown(f"{call.name}: a value that moves along a curve has no such function.")
-    value = function(*call.args, **call.kwargs)
-    for k, p in enumerate(target.parts):  # in place, since the parts of a view are views
-        given = part(value, k, call.scope)
+    # A derivative may keep what is read, which is written to.
+    read = target if name in _LINEAR or name in _REBOUND else target.clone()
+    value = function(*[read if a is target else a for a in call.args], **call.kwargs)
+    parts = [part(value, k, call.scope) for k in range(call.scope.order + 1)]
+    if name in _REBOUND:
+        target.parts = parts
+        return target
+    for p, given in zip(target.parts, parts, strict=True):  # in place, since the parts of a view are views
         p.copy_(given) if isinstance(given, Tensor) else p.fill_(given)
     return target
 
@@ -224,7 +235,13 @@ _REFUSED = {
     *("backward", "grad", "register_hook", "retain_grad", "requires_grad_", "set_", "resize_", "share_memory_"),
     *("_make_dual", "_unpack_dual"),
 }
-_SIGNS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "pow": "pow", "matmul": "matmul"}
+# What writes numbers that are not a function of what was there, and what makes a tensor another view of its memory.
+_WRITTEN: dict[str, Any] = {
+    **{"copy": lambda t, v, *_: v, "fill": lambda t, v: v, "zero": lambda t: 0},
+    **dict.fromkeys(("requires_grad", "normal", "bernoulli")),
+}
+_REBOUND = {"t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "as_strided", "detach"}
+_SIGNS = {"truediv": "div", "mod": "remainder", **{name: name for name in ("add", "sub", "mul", "div", "pow", "matmul")}}
 _DUNDERS: dict[str, Any] = {f"__{name}__": getattr(Tensor, function) for name, function in _SIGNS.items()}
 _DUNDERS |= {f"__i{name}__": getattr(Tensor, f"{f}_") for name, f in _SIGNS.items() if name != "matmul"}
 _REVERSED: dict[str, Any] = {f"__r{name}__": getattr(torch, function) for name, function in _SIGNS.items()}
@@ -275,17 +292,17 @@ _SLOPES: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "cos": (lambda x, y: -x.sin(), lambda x, y, s: -y),
     "tan": (lambda x, y: y * y + 1, lambda x, y, s: 2 * y * s),
     "tanh": (lambda x, y: 1 - y * y, lambda x, y, s: -2 * y * s),
-    "sinh": (lambda x, y: x.cosh(), lambda x, y, s: y),
-    "cosh": (lambda x, y: x.sinh(), lambda x, y, s: y),
+    "sinh": (lambda x, y: x.cosh(), lambda x, y, s: y.clone()),
+    "cosh": (lambda x, y: x.sinh(), lambda x, y, s: y.clone()),
     "sigmoid": (lambda x, y: y * (1 - y), lambda x, y, s: s * (1 - 2 * y)),
-    "silu": (lambda x, y: x.sigmoid() * (1 + x - y), None),
+    "silu": (lambda x, y: (s := x.sigmoid()) * (1 + x * (1 - s)), None),
     "erf": (lambda x, y: (-x * x).exp() * (2 / math.sqrt(math.pi)), lambda x, y, s: -2 * x * s),
     "sqrt": (lambda x, y: y.reciprocal() * 0.5, lambda x, y, s: -s / (2 * x)),
     "rsqrt": (lambda x, y: y * y * y * -0.5, None),
     "reciprocal": (lambda x, y: -y * y, lambda x, y, s: -2 * y * s),
     "square": (lambda x, y: x * 2, lambda x, y, s: torch.full_like(x, 2.0)),
     "pow": (_power, None),
-    "relu": (lambda x, y: (x > 0).to(x.dtype), lambda x, y, s: None),
+    "relu": (lambda x, y: 1 - (x <= 0).to(x.dtype), lambda x, y, s: None),  # 1 at NaN, as torch's
     "abs": (lambda x, y: x.sign(), lambda x, y, s: None),
     "absolute": (lambda x, y: x.sign(), lambda x, y, s: None),
 }
@@ -323,26 +340,49 @@ _RULES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _in_opmath(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula in float32 where torch's own kernel computes in it: squares and sums overflow in half precision."""
+
+    @functools.wraps(formula)
+    def rounded_once(*args: Any, **kwargs: Any) -> Any:
+        if not any_half(*args, *kwargs.values()):
+            return formula(*args, **kwargs)
+        x = args[0]
+        with torch.autocast(x.device.type, enabled=False):
+            y = formula(*to_opmath(*args), **dict(zip(kwargs, to_opmath(*kwargs.values()), strict=True)))
+            return y if y is NotImplemented else y.to(x.dtype)
+
+    return rounded_once
+
+
+@_in_opmath
 def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    query: Any,
+    key: Any,
+    value: Any,
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> Any:
-    logits = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if enable_gqa:
+        return NotImplemented
+    logits = query @ key.transpose(-1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
-        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if attn_mask is not None:
-        logits = logits.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
-    return NotImplemented if enable_gqa else F.dropout(logits.softmax(-1), dropout_p) @ v
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is None:
+        return F.dropout(logits.softmax(-1), dropout_p) @ value
+    is_left_out = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -math.inf
+    is_empty = is_left_out.all(-1, keepdim=True)  # of which torch's attention is 0
+    logits = logits.masked_fill(is_left_out, -math.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
+    weights = logits.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
+    return F.dropout(weights, dropout_p) @ value
 
 
-def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
-    dims = tuple(range(-len(shape), 0))
+@_in_opmath
+def _layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
+    dims = tuple(range(-len(normalized_shape), 0))
     centered = x - x.mean(dims, keepdim=True)
     y = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
@@ -350,6 +390,7 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: f
     return _like(y, x)  # also of weights of another dtype
 
 
+@_in_opmath
 def _norm(
     x: Any, p: Any = None, dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None, ord: Any = None
 ) -> Any:
@@ -384,20 +425,20 @@ def _bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
     return result if bias is None else result + bias
 
 
-def _div(a: Any, b: Any, *, rounding_mode: Any = None) -> Any:
+def _div(a: Any, other: Any, *, rounding_mode: Any = None) -> Any:
     if rounding_mode is not None:
         return NotImplemented
-    if is_curve(b) and (not is_curve(a) or a.scope.depth <= b.scope.depth):
-        return a * b.reciprocal()
-    return Curve([p / b for p in a.parts], a.scope)
+    if is_curve(other) and (not is_curve(a) or a.scope.depth <= other.scope.depth):
+        return a * other.reciprocal()
+    return Curve([p / other for p in a.parts], a.scope)
 
 
 def _pad(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     return Curve([F.pad(p, pad, mode, None if k else value) for k, p in enumerate(x.parts)], x.scope)
 
 
-def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    return NotImplemented if inplace else x * F.dropout(torch.ones_like(x), p) if training and p else x.clone()
+def _dropout(x: Any, p: float, train: bool) -> Any:
+    return x * F.dropout(torch.ones_like(x), p) if train and p else x.clone()
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {

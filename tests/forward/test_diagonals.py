@@ -138,6 +138,36 @@ def test_a_batch_is_a_dimension_of_vmap_and_results_are_differentiated():
     assert drawn[0] != drawn[1]
 
 
+def written(x):
+    y = x.clone()
+    y.mul_(x.exp()).add_(1)
+    return nn.functional.dropout(y, 0.5, inplace=True)
+
+
+def not_written(x):
+    return nn.functional.dropout(x * x.exp() + 1, 0.5)
+
+
+BATCHED = {
+    "hessian_diagonal": hessian_diagonal,
+    "jacobian_diagonal": jacobian_diagonal,
+    "divergence": lambda f: divergence(f, value=True),
+    "probes": lambda f: hessian_diagonal(f, probes=2),
+    "chunks": lambda f: jacobian_diagonal(f, chunk_size=1),
+    "probes of a field": lambda f: divergence(f, probes=2),
+    "laplacian": lambda f: laplacian(f, parts=True),
+}
+
+
+@pytest.mark.parametrize("maker", BATCHED.values(), ids=BATCHED)
+def test_code_in_place_has_batches_as_other_code_does(maker):
+    def batched(f):
+        torch.manual_seed(0)
+        return vmap(maker(f), randomness="same")(torch.stack([X, X.cos()]))
+
+    torch.testing.assert_close(batched(written), batched(not_written))
+
+
 @pytest.mark.long
 def test_compiled_code_computes_the_same():
     compiled = torch.compile(divergence(field), backend="aot_eager", fullgraph=True)

@@ -5,6 +5,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -86,6 +87,46 @@ def test_under_autocast_values_have_the_dtype_of_the_function():
     torch.testing.assert_close([y.double() for y in found], exact, rtol=0.1, atol=0.1)
 
 
+HALF = {
+    "norm": lambda x: x.norm(),
+    "layer norm": lambda x: F.layer_norm(x, (5,)),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, :, None], x[None, :, None], x[None, :, None]),
+    "silu": F.silu,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", HALF)
+def test_in_half_precision_nothing_overflows_or_cancels(name, dtype):
+    """The squares of these elements are infinite in float16."""
+    f, x, v = HALF[name], (X * 600).to(dtype), (V * 600).to(dtype)
+    found, exact = taylor(f, x, v, 1), taylor(f, x.double(), v.double(), 1)
+    assert {y.dtype for y in found} == {dtype}
+    torch.testing.assert_close([y.double() for y in found], exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.float() + W[0], lambda x: W[0] - x.float(), lambda x: x.softmax(0, torch.float32)])
+def test_derivatives_have_the_dtype_of_the_value(f):
+    assert len({y.dtype for y in taylor(f, X, V, 2)}) == 1
+
+
+def test_a_detached_or_drawn_tensor_has_no_derivative():
+    """torch's own `detach_` is one at the innermost level of nested forward mode alone."""
+
+    def drawn(x):
+        torch.manual_seed(0)
+        return x.clone().normal_() * x + x.clone().clamp(0, 1).bernoulli_() * x
+
+    def written_noise(x):
+        torch.manual_seed(0)
+        return torch.empty_like(x).normal_() * x + torch.empty_like(x).bernoulli_() * x
+
+    for f, wanted in ((lambda x: x.clone().detach_() * x * x, lambda x: X * x * x), (drawn, written_noise)):
+        torch.testing.assert_close(taylor(f, X, V, 2), taylor(wanted, X, V, 2))
+    nan = torch.tensor([math.nan, -1.0, 0.0, 1.0])
+    torch.testing.assert_close(taylor(torch.relu, nan, torch.ones(4), 1)[1], torch.tensor([1.0, 0.0, 0.0, 1.0]))
+
+
 def test_order_0_is_the_value():
     assert torch.equal(taylor(torch.sin, X, V, 0)[0], X.sin())
     assert len(taylor(torch.sin, X, V, 0)) == 1
@@ -103,6 +144,15 @@ def test_arguments_and_results_are_trees():
 # --- Functions of torch ---------------------------------------------------------------------------------------------------
 
 
+ATEN = torch.ops.aten
+ROWS = torch.tensor([0, 1, 1, 2, 4])
+LOWER = torch.ones(5, 5).tril().double().where(torch.ones(5, 5).triu() < 1, 1e-9)
+
+
+def attend(query, key, value, mask=None):
+    return F.scaled_dot_product_attention(key=key[:, None], query=query[:, None], value=value[:, None], attn_mask=mask)[:, 0]
+
+
 def written(x):
     y = x.sin()
     y[1:3].mul_(x[0])
@@ -116,6 +166,17 @@ def into_a_constant(x):
     y = torch.zeros(5, dtype=x.dtype)
     y[1:] = x[1:].sin()
     return y * x
+
+
+def viewed_in_place(x):
+    y, z = torch.outer(x, x), (x * x).clone()
+    row = y[0]
+    y.t_().swapaxes_(0, 1).unsqueeze_(0).squeeze_()
+    y.transpose_(0, 1)
+    row.mul_(x[1])
+    z %= 0.7
+    z.as_strided_((2, 2), (1, 2))
+    return torch.cat([y * W, z.abs().polygamma_(1)[:1].repeat(1, 3)[:, :5]])
 
 
 def branches(x):
@@ -148,6 +209,16 @@ CODE = {
     "matrices": lambda x: torch.linalg.inv(W + torch.diag(x + 3)) @ x + torch.linalg.slogdet(W + torch.diag(x + 3))[1],
     "chains": lambda x: F.softplus(x).log().erf() + F.gelu(x).atan() + F.silu(x).asinh() + torch.logit(x / 2),
     "sizes": lambda x: x.view(5, 1).expand(5, 2).reshape(-1)[: len(x)] * x.unfold(0, 3, 1).sum(),
+    "constants of numpy": lambda x: torch.where(x > 0.5, x, np.float64(2.0)) + x.masked_fill(x < 0.5, np.finfo("f4").min) + True,
+    "complex constants": lambda x: torch.where(x > 0.5, x, 1j).exp().abs() + (x + 1j).log().imag,
+    "keywords": lambda x: torch.add(alpha=2, other=W[0], input=x).sin() + x.index_add(dim=0, alpha=2, index=ROWS, source=W[1]) * x
+    + F.linear(weight=W, input=x, bias=W[0]) * torch.div(other=x.exp(), input=x) + torch.logsumexp(input=x, dim=0)
+    + F.linear(W, weight=x) * torch.layer_norm(input=x, normalized_shape=(5,)) + attend(key=x, query=x.sin(), value=W[0]),
+    "a mask of nothing": lambda x: attend(x, x.sin(), x * x, torch.ones(5, 5).tril(-1) > 0) + attend(x, x, x, -math.inf * LOWER),
+    "memory shared by elements": lambda x: (x * x).expand(3, 5).sum_to_size(1, 5) * torch.broadcast_to(x, (3, 5)).cumprod(0),
+    "overloads in place": lambda x: [y := x * 1, ATEN.mul_.Tensor(y, x), ATEN.add_.Tensor(y, x, alpha=2), y * y],
+    "remainders in place": lambda x: [y := x * 3, v := y[:2], y.__imod__(0.7), v * v],
+    "views in place": viewed_in_place,
     "where": lambda x: torch.where(x > 0.5, x.sin(), 2.0) + torch.maximum(x, 1 - x) + x.masked_fill(x < 0.5, 0.0),
     "a derivative inside": lambda x: grad(lambda x: (x.sin() * x).sum())(x) * x,
     "a jvp inside": lambda x: jvp(torch.sin, (x,), (x,))[1] * x,

@@ -1,6 +1,8 @@
 """`laplacian`: the trace of the Hessian, its parts, and all that differentiates it."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.testing import assert_close
 import fullgrad
 from fullgrad import forward, implicit, quantizers, soft
 from fullgrad.forward import laplacian, taylor
+from tests.forward.golden import LAPLACIANS
 from tests.forward.memory import held
 
 X = torch.tensor([0.4, -1.1, 0.7, 1.3], dtype=torch.float64)
@@ -55,6 +58,14 @@ def u(x, p=P):
 @pytest.mark.short
 def test_closed_forms(f, x, wanted):
     torch.testing.assert_close(laplacian(f)(x), wanted(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", LAPLACIANS)
+def test_value_gradient_and_laplacian_are_those_of_folx(name):
+    golden = json.loads((Path(__file__).parent / "golden.json").read_text())
+    x, w, *wanted = (torch.tensor(v, dtype=torch.float64) for v in (golden["x"], golden["w"], *golden["laplacians"][name]))
+    f = eval(f"lambda x: {LAPLACIANS[name]}", {**vars(torch), "w": w})
+    torch.testing.assert_close(list(laplacian(f, parts=True)(x)), wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_local_energies_of_the_oscillator_and_of_hydrogen_are_known():
@@ -128,6 +139,23 @@ def test_what_is_outside_differentiates_and_batches_it(name):
     with fullgrad.completing():
         wanted = TRANSFORMS[name](trace)
     torch.testing.assert_close(TRANSFORMS[name](laplacian), wanted, rtol=1e-9, atol=1e-9)
+
+
+def written(x):
+    y = x.clone()
+    y += x
+    y *= x.exp()
+    y[0] = x[1] * x[2]
+    y[1:3].mul_(x[:2])
+    z = y.sin_().cosh()
+    z.add_(1)
+    return (y * z).sum()
+
+
+@pytest.mark.parametrize("name", ["grad", "vmap", "vmap of grad"])
+def test_code_in_place_is_differentiated_and_batched(name):
+    transform = {"grad": lambda f: grad(f)(X), "vmap": lambda f: vmap(f)(BATCH), "vmap of grad": lambda f: vmap(grad(f))(BATCH)}
+    torch.testing.assert_close(transform[name](laplacian(written)), transform[name](trace(written)), rtol=1e-9, atol=1e-9)
 
 
 def test_a_backward_reaches_the_parameters_of_a_module():

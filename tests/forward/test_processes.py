@@ -109,6 +109,8 @@ def compare(rank, world, kinds):
                 torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=lambda m, at=(kind, given): f"{at}: {m}")
 
 
+if torch.__version__.startswith("2.11."):  # whose FSDP2 raises in forward mode: docs/families/forward.md
+    del KINDS["in shards"], KINDS["by layers in shards"]
 EAGER = [kind for kind in KINDS if "compiled" not in kind]
 
 

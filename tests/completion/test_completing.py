@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -634,6 +636,30 @@ def test_a_context_of_a_user_while_another_thread_traces(monkeypatch, first):
         context.__exit__(None, None, None)
     assert torch.cond.__code__ is before
     assert not fullgrad.completing(wrong_by_torch)()
+
+
+FIRST = """
+import sys
+import torch
+import fullgrad
+from torch.func import jacfwd, jvp, vmap
+
+x = torch.randn(3, 4)
+try:
+    torch.compile(vmap(jacfwd(lambda x: x.sin() * x.tolist()[0])), backend="eager", fullgraph=True)(x)
+except Exception:
+    with getattr(fullgrad, sys.argv[1])():
+        torch.testing.assert_close(jvp(torch.sin, (x,), (x,))[1], x * x.cos())
+    torch.testing.assert_close(jvp(torch.sin, (x,), (x,))[1], x * x.cos())
+    print("done")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("context", ["completing", "adopting"])
+def test_a_first_context_after_a_trace_that_failed(context):
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST, context], capture_output=True, text=True)
+    assert run.stdout == "done\n", run.stderr[-1500:]
 
 
 def test_no_thread_writes_graphs_to_a_cache():

@@ -57,6 +57,15 @@ def test_value_and_tangent_share_one_dropout_mask(kind, track, transposed):
     torch.testing.assert_close(found, gradients(net, net, x, v, track))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_torchs_jvp_of_a_checkpoint_has_the_mask_of_the_plain_call(kind, transposed):
+    net, (x, v) = layer(dropout=0.4), point(transposed)
+    with fullgrad.completing(), fullgrad.adopting(checkpoint=True):
+        found = gradients(net, CHECKPOINTS[kind](net), x, v, True)
+    torch.testing.assert_close(found, gradients(net, net, x, v, True))
+
+
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_value_and_tangent_share_one_dropout_mask_under_transforms(kind, p):

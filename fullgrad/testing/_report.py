@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fullgrad.testing._registry import GROUPS, UPSTREAM_ISSUES
+from fullgrad.testing._subject import OF_THIS_CHECK
 
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 # The beginning of the reason of a check that its author leaves out.
@@ -95,7 +96,7 @@ class Report(Mapping[str, Result]):
         """One line about each error, with all checks that failed by it; with ``verbose`` also the whole error."""
         alike: dict[str, list[str]] = {}
         for name, message in self.failures.items():
-            alike.setdefault(message, []).append(name)
+            alike.setdefault(message.partition(OF_THIS_CHECK)[0], []).append(name)
         whole = [f"\n{textwrap.indent(self[names[0]].details, '    ')}" if verbose else "" for names in alike.values()]
         return [self._line(names) + details for names, details in zip(alike.values(), whole, strict=True)]
 

@@ -283,9 +283,11 @@ def stack(tensor: Tensor, size: int, dim: int = 0) -> Tensor:
 
 
 _IN_FLOAT64, _IN_FLOAT32 = (1e-9, 1e-11), (5e-7, 1e-9)
+# What is in front of it is the same for all checks that fail by one fault.
+OF_THIS_CHECK = " Here: "
 _ROUNDED = (
-    "numbers of float64 differ by no more than float32 rounds: a number of a rule may have the default dtype, as in `torch.where"
-    "(condition, 1.0, 0.1)` or `torch.tensor(0.1)`. Write `torch.where(condition, v, 0.1 * v)`, or `v.new_tensor(0.1)`."
+    "float64 numbers differ by a rounding to float32, as by `torch.where(c, 1.0, 0.1)` in a rule: write "
+    "`torch.where(c, v, 0.1 * v)`."
 )
 
 
@@ -308,12 +310,12 @@ def close(actual: Any, expected: Any, rtol: float | None = None, atol: float | N
         torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if rtol == _IN_FLOAT64[0] and tolerances.get() is None and _are_close(actual, expected, _IN_FLOAT32):
-            raise AssertionError(_ROUNDED) from None
+        is_rounded = rtol == _IN_FLOAT64[0] and tolerances.get() is None and _are_close(actual, expected, _IN_FLOAT32)
+        hint = f"{_ROUNDED}{OF_THIS_CHECK}" if is_rounded else ""
         summary = (
             "; ".join(line for line in lines if line.startswith(("Greatest absolute", "Absolute", "The values"))) or lines[0]
         )
-        raise AssertionError(f"{_difference(actual, expected, rtol, atol)}. {summary}") from None
+        raise AssertionError(f"{hint}{_difference(actual, expected, rtol, atol)}. {summary}") from None
 
 
 def equal(actual: Tensor, expected: Tensor) -> None:

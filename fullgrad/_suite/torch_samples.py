@@ -595,10 +595,19 @@ def _by_columns(a: Tensor, sign: int) -> Tensor:
     return of_columns[tuple(range(n))]
 
 
-# Operators of which torch's own gradient is wrong: functions in operations whose gradient is right, and the size of their terms.
-GRADIENTS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+def _sinc(x: Tensor) -> Tensor:
+    """By two terms of its series next to 0, where torch's gradient is a difference of numbers that are almost equal."""
+    is_small = x.abs() < 1e-6
+    return torch.where(is_small, 1 - (math.pi * x).square() / 6, torch.where(is_small, 1, x).sinc())
+
+
+# Operators of which torch's own gradient is wrong: functions in operations whose gradient is right, and the size of their terms,
+# or None if they are like the result.
+GRADIENTS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor] | None]] = {
     "ldexp": (lambda x, k: x * torch.exp2(k.to(x.dtype)), lambda x, k: (x * torch.exp2(k.to(x.dtype))).abs()),
     "linalg.det": (_minors, lambda a: _by_columns(a.nan_to_num(0, 0, 0).abs(), 1)),
+    "sinc": (_sinc, None),
+    "special.i1": (lambda x: torch.special.i1(x) + 0 * x.square(), None),  # torch's at NaN is 0.5
 }
 
 # What is refused on purpose, by the name of the operator and the words of the error, with the reason.

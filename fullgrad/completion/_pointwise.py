@@ -226,5 +226,6 @@ def _sgn(x: Tensor) -> Any:
     is_0 = own.detach() == 0
     own = torch.where(is_0, 1, own)
     own = own / unit_of(own.detach().abs())
-    y = own / (own.real * own.real + own.imag * own.imag).sqrt()
+    # Without the view `real`, of whose tangents torch checks strides, also of one number.
+    y = own / (own * own.conj()).sqrt()
     return torch.where(is_0, 0, y).to(x.dtype)

@@ -451,23 +451,3 @@ def test_many_queries(way):
         most = peak(lambda: found.append(TRANSFORMS[way](f, v)))
     torch.testing.assert_close(tree_leaves(found), tree_leaves(expected), rtol=1e-3, atol=1e-3)
     assert most < of_plain / 4, most / of_plain
-
-
-@pytest.mark.parametrize("at", [2.0, 0.0])
-def test_third_derivatives_of_complex_signs(at):
-    """In each nesting they are those of the quotient, and 0 at 0."""
-
-    def forward(f):
-        return lambda a: jvp(f, (a,), (torch.ones_like(a),))[1]
-
-    def right(a):  # the real part of z / |z|, of z = a + i a²
-        return (1 + a * a).rsqrt()
-
-    a = torch.tensor(at, dtype=torch.float64)
-    expected = grad(grad(grad(right)))(a) if at else torch.zeros_like(a)
-    for nesting in itertools.product((forward, grad), repeat=3):
-        f = lambda a: torch.complex(a, a * a).sgn().real  # noqa: E731
-        for transform in nesting:
-            f = transform(f)
-        with fullgrad.completing():
-            torch.testing.assert_close(f(a), expected)

@@ -391,3 +391,42 @@ def test_zeros_have_no_slope():
             assert torch.equal(grad(f)(zeros), zeros)
         for scale in (1e-30, 1.0, 1e18):
             torch.testing.assert_close(grad(torch.linalg.vector_norm)(scale * unit), unit / 5)
+
+
+@pytest.mark.parametrize("at", [2.0, 0.0])
+def test_third_derivatives_of_complex_signs(at):
+    """In each nesting they are those of the quotient, and 0 at 0."""
+
+    def forward(f):
+        return lambda a: jvp(f, (a,), (torch.ones_like(a),))[1]
+
+    def right(a):  # the real part of z / |z|, of z = a + i a²
+        return (1 + a * a).rsqrt()
+
+    a = torch.tensor(at, dtype=torch.float64)
+    expected = grad(grad(grad(right)))(a) if at else torch.zeros_like(a)
+    for nesting in itertools.product((forward, grad), repeat=3):
+        f = lambda a: torch.complex(a, a * a).sgn().real  # noqa: E731
+        for transform in nesting:
+            f = transform(f)
+        with fullgrad.completing():
+            torch.testing.assert_close(f(a), expected)
+
+
+@pytest.mark.parametrize("f", [torch.sgn, torch.abs, lambda z: torch.linalg.vector_norm(z, 3)])
+def test_third_tangents_of_one_complex_number(f):
+    """Torch compares the strides of a view's tangent with its own, which dimensions of size 1 may have in several ways."""
+    z, *directions = torch.complex(seeded(4), seeded(4).sin())
+
+    def number(z):
+        y = f(z[None])
+        return (torch.view_as_real(y).cos() if y.is_complex() else y).sum()
+
+    function = number
+    for v in directions:
+        function = _tangent(function, v)
+    with fullgrad.completing():
+        found = function(z)
+    g = lambda a: number(z + sum(a[i] * v for i, v in enumerate(directions)))  # noqa: E731
+    expected = jacrev(jacrev(jacrev(g)))(torch.zeros(3, dtype=torch.float64))[0, 1, 2]
+    torch.testing.assert_close(found, expected)

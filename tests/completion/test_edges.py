@@ -548,6 +548,10 @@ OF_FORMULAS = (
     "linspace",
     "logspace",
     "vander",
+    "sinc",
+    "special_i1",
+    "var.correction",  # over no dimensions
+    "var_mean.correction",
 )
 
 

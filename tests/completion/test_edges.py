@@ -549,7 +549,6 @@ OF_FORMULAS = (
     "logspace",
     "vander",
     "sinc",
-    "special_i1",
     "var.correction",  # over no dimensions
     "var_mean.correction",
 )

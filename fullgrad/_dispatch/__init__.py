@@ -165,6 +165,7 @@ from fullgrad._dispatch.torch_private import (
     traced_class,
     transforms_active,
     transforms_are_hidden,
+    transforms_module,
     unpack_dual,
     unpacked,
     usual_keys,

@@ -527,8 +527,10 @@ def traced_below(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     return node
 
 
-_transforms: Any = _optional(
-    "_functorch.eager_transforms", SimpleNamespace(JVP_NESTING=0), "a jvp in a node of a compiled jvp may raise"
+transforms_module: Any = _optional(
+    "_functorch.eager_transforms",
+    SimpleNamespace(JVP_NESTING=0),
+    "a jvp in a node of a compiled jvp may raise, and `linearize` inside completing is wrong for code that writes in place",
 )
 
 
@@ -538,14 +540,14 @@ def counted_jvps() -> Iterator[None]:
     graph that runs do not count, nor the level that `torch.func.linearize` or the user has opened: the next one would open a
     second level, which raises and leaves the first one open.
     """
-    before = _transforms.JVP_NESTING, forward_ad._current_level
+    before = transforms_module.JVP_NESTING, forward_ad._current_level
     active = [i.key().name for i in (interpreters() if interpreters else None) or ()].count("Jvp") or int(before[1] >= 0)
     if active > before[0]:
-        _transforms.JVP_NESTING, forward_ad._current_level = active, max(0, before[1])
+        transforms_module.JVP_NESTING, forward_ad._current_level = active, max(0, before[1])
     try:
         yield
     finally:
-        _transforms.JVP_NESTING, forward_ad._current_level = before
+        transforms_module.JVP_NESTING, forward_ad._current_level = before
 
 
 def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental import const_fold
 from torch.nn import functional
 
 from fullgrad._dispatch import (
@@ -16,6 +17,7 @@ from fullgrad._dispatch import (
     is_compiling,
     renew_written,
     transforms_active,
+    transforms_module,
     vmap_module,
     with_one_sample,
     without_samples,
@@ -106,15 +108,23 @@ def _of_no_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     return mapped
 
 
-def _split(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.func.linearize` computes constants once, before what writes to them."""
+def _disallowed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.func.linearize` computes constants once, before what writes to them. It asks for the function that does so here,
+    as Dynamo must not see it.
+    """
 
-    def split(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(module, torch.fx.GraphModule):
+    def disallowed(function: Callable[..., Any]) -> Callable[..., Any]:
+        found = original(function)
+        if function is not const_fold.split_const_subgraphs:
+            return found
+
+        def split(module: Any, *args: Any, **kwargs: Any) -> Any:
             renew_written(module)
-        return original(module, *args, **kwargs)
+            return found(module, *args, **kwargs)
 
-    return split
+        return split
+
+    return disallowed
 
 
 def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -> None:
@@ -124,7 +134,7 @@ def _replaces(owner: Any, name: str, replaced: Callable[..., Any], *args: Any) -
 
 _replaces(torch.distributions.StudentT, "variance", _variance)
 _replaces(vmap_module, "vmap_impl", _of_no_samples)
-_replaces(torch.fx.experimental.const_fold, "split_const_subgraphs", _split)
+_replaces(transforms_module, "lazy_dynamo_disallow", _disallowed)
 _replaces(dirichlet_function, "apply", _dirichlet)
 _losses = chunked_losses()
 _replaces(_losses, "_linear_cross_entropy_batch_chunked", _chunked_loss, True)

@@ -1,5 +1,6 @@
 """What samples of other users found inside `completing`: next to 0, in nested batches, of lists, in graphs of `linearize`."""
 
+import contextlib
 import itertools
 import math
 
@@ -286,6 +287,14 @@ def test_graphs_of_linearize(name):
         for i in (0, 1, 0):
             torch.testing.assert_close(tangent(ts[i]), right[i])
         torch.testing.assert_close(vmap(tangent)(torch.stack(ts)), torch.stack(right))
+
+
+def test_linearize_where_dynamo_is_imported():
+    """torch then asks whether Dynamo knows the functions that linearize calls."""
+    torch.compile(torch.sin, backend="eager")(seeded(2))
+    for context in (contextlib.nullcontext(), fullgrad.completing(), fullgrad.completing()):
+        with context:
+            torch.testing.assert_close(linearize(torch.sin, seeded(2))[1](seeded(2)), seeded(2).cos() * seeded(2))
 
 
 @pytest.mark.parametrize("padding", ["border", "reflection"])

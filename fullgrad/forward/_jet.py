@@ -115,9 +115,7 @@ def taylor(f: Callable[..., Any], x: Any, direction: Any, order: int) -> list[An
     return [pytree.tree_unflatten(y, structure) for y in found]
 
 
-_taylor_outside = outside_dynamo_later(
-    taylor, "taylor runs outside of compiled code: `fullgraph=True` has no derivatives along curves"
-)
+_taylor_outside = outside_dynamo_later(taylor, _REASON.format("taylor"))
 
 
 def _along(f: Callable[..., Any], leaves: list[Tensor], spec: Any, series: list[list[Tensor]]) -> list[Any]:

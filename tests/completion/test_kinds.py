@@ -10,18 +10,12 @@ import torch.nn.functional as F
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import fullgrad
-from tests.completion.test_completing import seeded
+from tests.completion.test_completing import NESTINGS, seeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch is too old for it"),
 ]
-NESTINGS = {
-    "jvp(grad)": lambda f: jacfwd(grad(f)),
-    "jvp(jvp)": lambda f: jacfwd(jacfwd(f)),
-    "grad(jvp)": lambda f: jacrev(jacfwd(f)),
-    "grad(grad)": lambda f: jacrev(grad(f)),
-}
 SERIES = {  # the coefficients of powers of the argument, from 0
     "sinc": (torch.sinc, [0 if k % 2 else (-1) ** (k // 2) * math.pi**k / math.factorial(k + 1) for k in range(30)]),
     "i1": (

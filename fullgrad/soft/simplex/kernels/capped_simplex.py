@@ -115,13 +115,12 @@ def _sums(z: Tensor, half: Tensor, mode: str) -> Sums:
         slope = tails - (t * t).sum(-1, keepdim=True) * torch.exp(-half) if mode == "smooth" else tails
     else:
         r = a.div_(-10).add_(0.5).clamp_(min=0)
-        w = r.sign() if mode == "c0" else r * (1 - r)
         if mode == "c0":
-            t, w = r, w.div_(10)
+            t, w = r, r.sign().div_(10)
         elif mode == "c1":
-            t, w = r * r * (3 - 2 * r), w.mul_(0.6)
+            t, w = r * r * (3 - 2 * r), (r * (1 - r)).mul_(0.6)
         else:
-            t, w = r * r * r * (10 - 15 * r + 6 * r * r), w.square_().mul_(3)
+            t, w = r * r * r * (10 - 15 * r + 6 * r * r), (r * (1 - r)).square_().mul_(3)
         tails, slope = t.sum(-1, keepdim=True), w.sum(-1, keepdim=True)
     signs = side.sum(-1, keepdim=True)
     return Sums(signs, -side.mul_(t).sum(-1, keepdim=True), tails, slope)

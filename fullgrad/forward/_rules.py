@@ -178,11 +178,11 @@ def _slopes(call: Call, x: Any) -> list[Any]:
     found.append(first(x, found[0], *constants))
     if found[1] is not None and order > 1 and second is not None:
         found.append(second(x, found[0], found[1], *constants))
-    one, zero = torch.ones_like(x), torch.zeros_like(x)
     while found[-1] is not None and len(found) <= order:  # that of order k + 1 is the derivative of order k of the first
         k = len(found) - 1
         scope = call.scope.within(k)
-        s = first(Curve([x, one, *[zero] * (k - 1)], scope), Curve(found[: k + 1], scope), *constants)
+        moving = [x, torch.ones_like(x), *[torch.zeros_like(x)] * (k - 1)]
+        s = first(Curve(moving, scope), Curve(found[: k + 1], scope), *constants)
         found.append(s.parts[k] if is_curve(s) and s.scope is scope else None)
     return [*found, *[None] * (order + 1 - len(found))]
 

@@ -139,7 +139,7 @@ class Pattern:
     """The places of a Jacobian's entries, and the colors of its columns and rows."""
 
     def __init__(self, name: str, pattern: Tensor | None) -> None:
-        self.name, self.indices = name, None
+        self.name, self.indices, self.kept = name, None, None
         if pattern is not None:
             checks.bool_tensor(name, "pattern", pattern)
             if pattern.ndim != 2:
@@ -168,20 +168,23 @@ class Pattern:
                 self.color(_found(f, x))
             if x.shape[0] != self.shape[1]:  # pyright: ignore[reportOptionalMemberAccess]
                 raise ValueError(f"{self.name}: `pattern` has {self.shape[1]} columns, and `x` {x.shape[0]} elements.")
-            by_rows = by_rows and _count(self.rows) < _count(self.columns)
-            colors = (self.rows if by_rows else self.columns).to(x.device)
-            rows, columns = self.indices.to(x.device)  # pyright: ignore[reportOptionalMemberAccess]
-            seeds = (colors == torch.arange(_count(colors), device=x.device).unsqueeze(1)).to(x.dtype)
-            probe = torch.linspace(1, 2, colors.numel(), dtype=x.dtype, device=x.device).mul(7919).sin()
-            found = self._directions(f, x, torch.cat([seeds, probe.unsqueeze(0)]), chunk_size, by_rows)
-        value, compressed, product = found[0], found[1][:-1], found[1][-1]
-        entries = compressed[colors[rows], columns] if by_rows else compressed[colors[columns], rows]
+            plan = self._plan(x, by_rows)
+            value, products = self._directions(f, x, plan.seeds, chunk_size, plan.by_rows)
+        entries = products.reshape(-1)[plan.places]
         # The numbers of code that is transformed or traced cannot be read.
         if not is_tracing() and not transforms_active():
-            self._check(f, x, entries, probe, product, *((columns, rows) if by_rows else (rows, columns)))
-        return value, torch.sparse_coo_tensor(
-            torch.stack([rows, columns]), entries, self.shape, check_invariants=False, is_coalesced=True
-        )
+            self._check(f, x, entries, products[-1], plan)
+        indices = plan.indices.clone()  # which the caller may write to
+        return value, torch.sparse_coo_tensor(indices, entries, self.shape, check_invariants=False, is_coalesced=True)
+
+    def _plan(self, x: Tensor, by_rows: bool) -> "_Plan":
+        """The directions for a tensor, kept for the next call, but for those that belong to a transform or a trace."""
+        key, plan = (x.dtype, x.device), self.kept
+        if plan is None or plan.key != key:
+            plan = _Plan(self, key, by_rows)
+            is_own = is_tracing() or transforms_active() or torch.is_inference_mode_enabled()
+            self.kept = None if is_own else plan
+        return plan
 
     def _directions(self, f: Any, x: Tensor, seeds: Tensor, chunk_size: int | None, by_rows: bool) -> tuple[Tensor, Tensor]:
         """The value, and the Jacobian's product with each seed."""
@@ -204,13 +207,13 @@ class Pattern:
         values, products = mapped(self.name, along, [seeds], chunk_size)
         return values[0], products
 
-    def _check(self, f: Any, x: Tensor, entries: Tensor, probe: Tensor, product: Tensor, into: Tensor, out: Tensor) -> None:
+    def _check(self, f: Any, x: Tensor, entries: Tensor, product: Tensor, plan: "_Plan") -> None:
         """Refuse a pattern that lacks an entry."""
         dtype = torch.promote_types(product.dtype, torch.float32)
-        terms, product = (entries * probe[out]).detach().to(dtype), product.detach().to(dtype)
+        terms, product = (entries.detach() * plan.weights).to(dtype), product.detach().to(dtype)
         zeros = torch.zeros_like(product)
-        distance = (zeros.index_add(0, into, terms) - product).abs()
-        size = zeros.index_add(0, into, terms.abs()) + product.abs()
+        distance = (zeros.index_add(0, plan.into, terms) - product).abs()
+        size = zeros.index_add(0, plan.into, terms.abs()) + product.abs()
         is_off = lambda dtypes: bool((distance > _tolerance(dtypes) * size).any())  # noqa: E731
         # Only then it matters in what precision the function computes.
         if is_off([x.dtype, entries.dtype]) and is_off(_dtypes(f, x)):
@@ -219,6 +222,23 @@ class Pattern:
                 f"{self.name}: the pattern lacks an entry of the {matrix} at this point. Add it to `pattern`, or pass one that "
                 "has every place where an entry may differ from 0."
             )
+
+
+class _Plan:
+    """The directions of a pattern for one dtype and device: a row of ``seeds`` for each color, and a random one."""
+
+    def __init__(self, pattern: Pattern, key: tuple[torch.dtype, torch.device], by_rows: bool) -> None:
+        self.key, (dtype, device) = key, key
+        self.by_rows = by_rows and _count(pattern.rows) < _count(pattern.columns)
+        colors = (pattern.rows if self.by_rows else pattern.columns).to(device)
+        self.indices: Tensor = pattern.indices.to(device)  # pyright: ignore[reportOptionalMemberAccess]
+        out, self.into = self.indices if self.by_rows else self.indices.flip(0)  # of a direction and of its product
+        probe = torch.linspace(1, 2, colors.numel(), dtype=dtype, device=device).mul(7919).sin()
+        units = (colors == torch.arange(_count(colors), device=device).unsqueeze(1)).to(dtype)
+        self.seeds = torch.cat([units, probe.unsqueeze(0)])
+        # Where the entries are in the flattened products, and what each is multiplied with in that of the random direction.
+        self.places = colors[out] * pattern.shape[1 if self.by_rows else 0] + self.into
+        self.weights = probe[out]
 
 
 class _Dtypes(TorchDispatchMode):

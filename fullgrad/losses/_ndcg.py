@@ -9,7 +9,7 @@ from torch import Tensor
 from fullgrad._core import checks
 from fullgrad._dispatch import surely
 from fullgrad.losses._gains import GAINS, gains_of, graded_rows
-from fullgrad.losses._rows import Rows, quotient, soft_ranks
+from fullgrad.losses._rows import Rows, quotient, shared_by_equals, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
 from fullgrad.soft.order.methods import RankOrLapSum
@@ -42,9 +42,9 @@ def ndcg(
     does not matter. *C* is 1 without ``k``, and in a row of no more than ``k`` elements. The cut is as wide as the softness *s*,
     counted in ranks: *n s* of a row that is standardized, else *n s* over the range of the row; with the mode ``"hard"`` it is a
     step. Its tail is that of a reciprocal, so that elements far below the cut have a gradient. *Z* is the sum for hard ranks in
-    the best order. As the softness becomes small the loss tends to ``1 - sklearn.metrics.ndcg_score``, but for equal scores,
-    which share the mean of their discounts there, and the discount of their mean rank here. Derivatives of every order are the
-    true ones of the soft loss, to which that range is a constant.
+    the best order. The mode ``"hard"`` is ``1 - sklearn.metrics.ndcg_score``, in which equal scores share the mean of their
+    discounts; the loss tends to it as the softness becomes small, but for equal scores, which have the discount of their mean
+    rank then. Derivatives of every order are the true ones of the soft loss, to which that range is a constant.
 
     By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
     minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the
@@ -107,20 +107,24 @@ def ndcg(
         r, softness_in_ranks = soft_ranks("ndcg", rows, softness, mode, method, standardize, descending=True)
         gains, n = gains_of(rows.y, gain).to(r.dtype), r.shape[-1]
         places = torch.arange(1, n + 1, dtype=r.dtype, device=r.device)
-        parts, best = gains / torch.log1p(r), torch.sort(gains, -1, descending=True).values / torch.log1p(places)
-        if k is not None and not surely(k >= n):
-            hard = mode == "hard"
-            parts, best = [y * _cut(s, k, softness_in_ranks, rows.count, hard) for y, s in ((parts, r), (best, places))]
+        best, cuts = 1 / torch.log1p(places), k is not None and not surely(k >= n)
+        if mode == "hard":
+            best = best * (places <= k) if cuts else best
+            discounts = 0 * r + shared_by_equals(rows.x, rows.valid, best.double(), descending=True).to(r.dtype)
+        else:
+            cut = (lambda r: _cut(r, k, softness_in_ranks, rows.count)) if cuts else torch.ones_like
+            best, discounts = best * cut(places), cut(r) / torch.log1p(r)
+        best, parts = torch.sort(gains, -1, descending=True).values * best, gains * discounts
         largest = best.sum(-1)
         return 1 - quotient(parts.sum(-1), largest, (largest == 0) & (rows.x == rows.x).all(-1))
 
     return rows.reduced(rows.losses("ndcg", of_rows, softness), reduction, floating(scores).dtype)
 
 
-def _cut(r: Tensor, k: int, width: Any, count: Any, hard: bool) -> Tensor:
+def _cut(r: Tensor, k: int, width: Any, count: Any) -> Tensor:
     """How much a rank counts among the first k, from 1 to 0; 1 where a row has no more than k elements. The tail is that of a
     reciprocal, so that no element is too far below the cut to have a gradient.
     """
     t = r - k - 0.5
-    y = (t < 0).to(r.dtype) if hard else torch.atan2(width + torch.zeros_like(t), t) / math.pi
+    y = torch.atan2(width + torch.zeros_like(t), t) / math.pi
     return torch.where(count <= k, 1, y) if isinstance(count, Tensor) else y

@@ -13,7 +13,7 @@ from fullgrad._core.shards import rows_code
 from fullgrad._core.windows import row_sigmoid
 from fullgrad._dispatch import at_least, has_shape, holds, perhaps, surely
 from fullgrad.soft._relaxation import Softness, checked_floating
-from fullgrad.soft.order._numbers import row_origin
+from fullgrad.soft.order._numbers import row_origin, tie_bounds
 from fullgrad.soft.order._operators.rank import rank_operator
 from fullgrad.soft.order.methods import METHODS
 from fullgrad.soft.simplex._losses import REDUCTIONS
@@ -150,7 +150,30 @@ def soft_ranks(
             raise ValueError(f"{name}: `method` must be one of 'sigmoid', 'lapsum' with a `mask`, got {method!r}.")
         z = _with_others_last(z, rows.valid, s, descending)
     r = rank_operator(name, z, -1, s, descending, (mode, method, False, True, "ranks", False))
+    if mode == "hard":  # the operator's ranks of equal elements depend on where they stand
+        r = 0 * r + mean_ranks(rows.x, rows.valid, descending).to(r.dtype)
     return r, in_ranks * s
+
+
+def mean_ranks(x: Tensor, valid: Tensor | None, descending: bool) -> Tensor:
+    """The hard ranks of rows, from 1; equal elements share the mean of theirs."""
+    places = torch.arange(1, x.shape[-1] + 1, dtype=torch.float64, device=x.device)
+    return shared_by_equals(x, valid, places, descending)
+
+
+def shared_by_equals(x: Tensor, valid: Tensor | None, of_places: Tensor, descending: bool) -> Tensor:
+    """For each element of rows, the number of its place in their order, of which there is one for each place; equal elements have
+    the mean of theirs, NaN has NaN, and what is not valid takes no place and has 0.
+    """
+    y, order = torch.sort(x.detach(), -1, descending=descending)
+    first, last = tie_bounds(y)
+    counted = (torch.ones_like(order, dtype=torch.bool) if valid is None else valid).gather(-1, order).long()
+    until = counted.cumsum(-1)
+    start, end = (until - counted).gather(-1, first), until.gather(-1, last)
+    sums = torch.cat([torch.zeros_like(of_places[:1]), of_places.cumsum(0)])
+    means = (sums[end] - sums[start]) / (end - start).clamp(min=1)
+    means = torch.where(x != x, torch.nan, torch.zeros_like(means).scatter(-1, order, means))
+    return means if valid is None else torch.where(valid, means, 0)
 
 
 def mode_of(mode: str | None, method: str) -> str:

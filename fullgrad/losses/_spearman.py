@@ -5,10 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fullgrad.losses._rows import Rows, checked_rows, quotient, soft_ranks
+from fullgrad.losses._rows import Rows, checked_rows, mean_ranks, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
-from fullgrad.soft.order._numbers import tie_bounds
 from fullgrad.soft.order.methods import RankOrLapSum
 
 
@@ -35,8 +34,8 @@ def spearman(
     for each row: 0 where prediction and target have the same order, 2 where it is reversed. The ranks *r* are those of
     :func:`fullgrad.soft.rank`, but nothing is added to the variance of a row that is standardized, so that the unit of
     predictions does not matter. The ranks *q* of the target are hard; equal targets share the mean of their ranks. As the
-    softness becomes small the loss tends to ``1 - scipy.stats.spearmanr``. Derivatives of every order are the true ones of the
-    soft loss.
+    softness becomes small the loss tends to ``1 - scipy.stats.spearmanr``, which it is with the mode ``"hard"``. Derivatives of
+    every order are the true ones of the soft loss.
 
     By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
     minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the
@@ -90,7 +89,7 @@ def spearman(
 
     def of_rows(rows: Rows, softness: Softness | None) -> Tensor:
         r, _ = soft_ranks("spearman", rows, softness, mode, method, standardize, descending=False)
-        q, n = _mean_ranks(rows).to(r.dtype), rows.count
+        q, n = mean_ranks(rows.y, rows.valid, descending=False).to(r.dtype), rows.count
         n = n.clamp(min=1) if isinstance(n, Tensor) else n
         # Divided by n, so that sums do not overflow.
         r, q = [rows.only(v - rows.only(v).sum(-1, keepdim=True) / n) / n for v in (r, q)]
@@ -103,17 +102,3 @@ def spearman(
         return (1 - quotient((r * q).sum(-1, keepdim=True), spread, constant)).squeeze(-1)
 
     return rows.reduced(rows.losses("spearman", of_rows, softness), reduction, floating(prediction).dtype)
-
-
-def _mean_ranks(rows: Rows) -> Tensor:
-    """The rank of each target of a row, from 1; equal ones have the mean of theirs, and NaN the rank NaN."""
-    y, order = torch.sort(rows.y, -1)
-    first, last = tie_bounds(y)
-    if rows.valid is None:
-        ranks = (first + last).to(torch.float64) / 2 + 1
-    else:  # how many elements are smaller, and how many are not larger
-        counted = rows.valid.gather(-1, order).long()
-        until = counted.cumsum(-1)
-        ranks = ((until - counted).gather(-1, first) + until.gather(-1, last) + 1).to(torch.float64) / 2
-    ranks = torch.zeros_like(ranks).scatter(-1, order, ranks)
-    return rows.only(torch.where(rows.y != rows.y, torch.nan, ranks))

@@ -198,6 +198,28 @@ def test_equal_scores_share_a_rank():
     close(losses.ndcg(x, v), torch.tensor(1 - 1 / math.log2(3), dtype=torch.float64))
 
 
+@pytest.mark.parametrize("k", [None, 1, 4])
+def test_the_hard_mode_is_the_metric(k):
+    """As in scikit-learn and scipy, of equal scores too, wherever they stand, and of masked rows; without a gradient."""
+    metrics, stats = pytest.importorskip("sklearn.metrics"), pytest.importorskip("scipy.stats")
+    x, v = with_ties(8, 9) / 3, with_ties(8, 9, seed=1).abs() + torch.eye(8, 9, dtype=torch.float64)
+    x[:, 3] = x[:, 3] + 1e9  # next to which the others are equal when a row is standardized
+    mask = rows(8, 9, seed=2) > -0.5
+    for name, of_row, hard in (
+        ("ndcg", lambda a, b: metrics.ndcg_score(b[None], a[None], k=k), lambda *a, **m: losses.ndcg(*a, k, mode="hard", **m)),
+        ("spearman", lambda a, b: stats.spearmanr(a, b).statistic, lambda *a, **m: losses.spearman(*a, mode="hard", **m)),
+    ):
+        expected = torch.tensor([1 - of_row(a.numpy(), b.numpy()) for a, b in zip(x, v, strict=True)], dtype=torch.float64)
+        close(hard(x, v, reduction="none"), expected)
+        close(hard(x.flip(-1), v.flip(-1), reduction="none"), expected)
+        close(hard(x.float(), v.float(), reduction="none").double(), expected, atol=1e-6, rtol=1e-6)
+        close(vmap(hard)(x, v), expected)
+        alone = [1 - of_row(a[m].numpy(), b[m].numpy()) for a, b, m in zip(x, v, mask, strict=True)]
+        filled = torch.where(mask, x, torch.nan)
+        close(hard(filled, v, mask=mask, reduction="none"), torch.tensor(alone, dtype=torch.float64))
+        assert grad(lambda x: hard(x, v))(x).abs().sum() == 0, name  # noqa: B023
+
+
 def test_rows_without_a_gain():
     """The loss is 1 and its derivatives 0, of both orders; other rows are not changed."""
     x, v = rows(2, 4), torch.tensor([[0, 0, 0, 0], [1, 0, 2, 0]])

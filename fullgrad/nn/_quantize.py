@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from fullgrad._core import checks
@@ -134,7 +135,7 @@ def quantize_(
         ValueError: A number of bits is out of its range, ``method`` is unknown or has no zero point, the model has no such layer
             or is quantized already, a weight is no floating parameter with elements, or not of whole groups, an embedding has
             sparse gradients, no batch reaches a layer, ``skip`` or a key fits none, a bias has no scale, ``state`` has other
-            quantizers or bits, or numbers are not finite. The model is then as before.
+            quantizers, bits, names or shapes, or numbers are not finite. The model is then as before.
 
     Example:
         >>> import torch, fullgrad
@@ -197,7 +198,7 @@ def quantize_(
         for layer, quantizers in made:
             _give(layer, quantizers)
         if state is not None:
-            _check_keys_of(state, model)
+            _check_fits(state, model)
             model.load_state_dict(state)
     except Exception:  # a module of the user does not fit the weight, or the state not the model
         unquantize_(model)
@@ -505,7 +506,7 @@ def _check_bits_of(state: Mapping[str, Any], prefix: str, quantizers: Mapping[st
         if not isinstance(quantizer, (WeightQuantizer, DynamicQuantizer)) or codes is None:
             continue
         if isinstance(quantizer, DynamicQuantizer) and f"{prefix}{name}_quantizer.scale" in state:
-            continue  # of another kind, which `_check_keys_of` names
+            continue  # of another kind, which `_check_fits` names
         (low, high, _), (least, most, _) = (map(int, c.tolist()) for c in (codes, quantizer.get_extra_state()))
         asked, found = (most - least).bit_length(), (high - low).bit_length()
         if asked != found:
@@ -594,17 +595,20 @@ def _check_layers_of(
 _OF_QUANTIZER = re.compile(r"(?:^|\.)(input|output|bias|\w*weight\w*)_quantizer\.")
 
 
-def _check_keys_of(state: Mapping[str, Any], model: nn.Module) -> None:
-    """Refuse a state that has other quantizers than the model, before any of it is loaded."""
-    asked, found = ({key: m[1] for key in keys if (m := _OF_QUANTIZER.search(key))} for keys in (model.state_dict(), state))
-    for key in [*asked, *found]:
-        if (key in asked) != (key in found):
-            argument = _argument_of(asked.get(key) or found[key])
-            told = f"it lacks {key!r}" if key in asked else f"it has {key!r}, which this model does not"
-            raise ValueError(
-                f"quantize_: `state` must be that of a model that was quantized likewise, {told}; write `{argument}`, "
-                "`dynamic` and `asymmetric` as for that model."
-            )
+def _check_fits(state: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse a state of another model, or of one that was quantized in another way, before any of it is loaded."""
+    own = model.state_dict()
+    begin = "quantize_: `state` must be that of a model that was quantized likewise"
+    for key in [*own, *state]:
+        quantizer = _OF_QUANTIZER.search(key)
+        if (key in own) != (key in state):
+            told = f"it lacks {key!r}" if key in own else f"it has {key!r}, which this model does not"
+            way_out = f"; write `{_argument_of(quantizer[1])}`, `dynamic` and `asymmetric` as for that model" if quantizer else ""
+            raise ValueError(f"{begin}, {told}{way_out}.")
+        if key.endswith("_extra_state") or is_lazy(own[key]) or own[key].shape == state[key].shape:
+            continue
+        told = f"{key!r} has the shape {tuple(state[key].shape)} there and {tuple(own[key].shape)} here"
+        raise ValueError(f"{begin}, {told}{'; write `group_size` as for that model' if quantizer else ''}.")
 
 
 def _check_finite(what: str, seen: Seen) -> None:

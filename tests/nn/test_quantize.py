@@ -664,6 +664,31 @@ def test_an_error_leaves_the_model_as_it_was(call, error, match):
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.parametrize(
+    ("keywords", "width", "change", "match"),
+    [
+        (
+            {"group_size": 4},
+            4,
+            {},
+            r"'0.weight_quantizer.scale' has the shape \(4, 1\) there and \(4, 2, 1\) here; write `group_size`",
+        ),
+        ({}, 3, {}, r"'0.weight' has the shape \(4, 8\) there and \(3, 8\) here\.$"),
+        ({}, 4, {"0.bias": None}, "it lacks '0.bias'"),
+        ({}, 4, {"1.bias": torch.ones(4)}, "it has '1.bias', which this model does not"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_before_it_is_loaded(keywords, width, change, match):
+    """No number of the model changes."""
+    made = lambda width: nn.Sequential(nn.Linear(8, width))  # noqa: E731
+    state = {**quantize_(made(4), 4, None).state_dict(), **change}
+    model = made(width)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=match):
+        quantize_(model, 4, None, state={key: value for key, value in state.items() if value is not None}, **keywords)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 def test_scales_from_channels_of_two_sizes():
     """Means are exact, and a sample has all channels."""
     x = torch.randn(64, 256, 64, generator=torch.Generator().manual_seed(0))

@@ -32,8 +32,8 @@ def categorical_st(
 
     at every order; with ``gradient="identity"`` :math:`D_\theta = 1`. The class is drawn with the probabilities
     :math:`\operatorname{softmax}(\theta / \tau_s)`; a temperature other than that of the derivative gives decoupled ST. There is
-    no derivative by :math:`\tau_s`. A logit of minus infinity is a class that is never drawn and has the gradient 0. Saved:
-    inputs.
+    no derivative by :math:`\tau_s`. A logit of minus infinity is a class that is never drawn and, with ``"softmax"``, has the
+    gradient 0. Saved: inputs.
 
     Args:
         logits: The logits θ, any shape; floating.

@@ -41,7 +41,8 @@ def gumbel_topk(
         generator: Draws it; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or fewer than k finite logits.
+        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or fewer than k finite logits; 0
+        for k = 0.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
@@ -86,7 +87,7 @@ class GumbelTopK(Recomputed):
     def relaxed(logits: Tensor, noise: Tensor, tau: Temperature, k: int, hard: bool) -> Tensor:
         wide, tau = to_opmath(logits, tau)
         scores = wide + noise
-        total = torch.zeros_like(scores)
+        total = torch.where((scores.detach() > -torch.inf).sum(-1, keepdim=True) < k, torch.nan, torch.zeros_like(scores))
         for j in range(k):
             a = torch.softmax(over_temperature(scores, tau), -1)
             total = total + a

@@ -9,6 +9,7 @@ from fullgrad._core.noise import gumbel_like, noise_for
 from fullgrad._core.opmath import to_opmath
 from fullgrad._core.shards import with_whole_rows
 from fullgrad.sampling._arguments import Temperature, check_rows
+from fullgrad.sampling._rows import largest
 from fullgrad.soft.order import argsort_st
 from fullgrad.soft.order.methods import PERMUTATION_METHODS, PermutationMethod
 
@@ -40,8 +41,9 @@ def plackett_luce_st(
         generator: Draws it; None for torch's default generator.
 
     Returns:
-        Zeros and ones: the positions where ``dim`` was, and the elements in a new last dimension. A row with NaN, or infinity, is
-        NaN.
+        Zeros and ones: the positions where ``dim`` was, and the elements in a new last dimension. A row with NaN or
+        infinity is NaN, or where all are minus infinity. Some elements of minus infinity are the last, in their order; the
+        gradient of their row is NaN: to learn, mask by a number far below the other scores.
 
     Raises:
         TypeError: ``scores`` or ``noise`` is not a floating tensor, or another argument has a wrong type.
@@ -69,4 +71,6 @@ def plackett_luce_st(
     scores = with_whole_rows(scores, dim)
     noise = noise_for(name, scores, noise, generator, gumbel_like)
     noisy: Any = to_opmath(scores)[0] + noise
-    return argsort_st(noisy, dim, True, tau, method=method, standardize=False).to(scores.dtype)
+    first, _ = largest(noisy.detach(), dim, noisy.dtype)  # a one-hot vector, or NaN
+    permutation = argsort_st(noisy, dim, True, tau, method=method, standardize=False)
+    return (permutation * first.sum(dim, keepdim=True).unsqueeze(-1)).to(scores.dtype)

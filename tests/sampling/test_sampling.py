@@ -227,13 +227,23 @@ def test_masked_classes_are_never_drawn(name):
         assert not tangent.isnan().any()
 
 
-@pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS])
+@pytest.mark.parametrize("name", [*CATEGORICAL, *SUBSETS, "plackett_luce_st"])
 def test_rows_without_an_answer_are_nan(name):
-    """Rows with NaN, plus infinity, or only minus infinity are NaN; the others are right."""
+    """Rows with NaN, plus infinity, or only minus infinity are NaN, in a batch of vmap, too; the others are right."""
     rows = torch.tensor([[0.1, NAN, 0.2], [0.1, INF, 0.2], [-INF, -INF, -INF], [0.1, 0.2, 0.3]])
-    y = call(name, rows)
-    assert y[:3].isnan().all()
-    assert not y[3].isnan().any()
+    for y in (call(name, rows), vmap(lambda row: call(name, row), randomness="different")(rows)):
+        assert y[:3].isnan().all()
+        assert not y[3].isnan().any()
+
+
+@pytest.mark.parametrize("name", SUBSETS)
+def test_rows_with_too_few_classes_are_nan(name):
+    """Fewer finite logits than k have no subset, soft or hard; the others are right."""
+    rows = torch.tensor([[0.1, -INF, 0.2, 0.3], [0.1, -INF, 0.2, -INF], [0.1, -INF, -INF, -INF]])
+    for kwargs in ({"hard": False}, {"hard": True}) if name == "gumbel_topk" else ({},):
+        y = call(name, rows, k=3, **kwargs)
+        assert not y[0].isnan().any()
+        assert y[1:].isnan().all()
 
 
 @pytest.mark.parametrize("name", NAMES)

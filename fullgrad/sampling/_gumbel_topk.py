@@ -41,8 +41,8 @@ def gumbel_topk(
         generator: Draws it; None for torch's default generator.
 
     Returns:
-        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or fewer than k finite logits; 0
-        for k = 0.
+        A tensor of the shape and dtype of ``logits``. A row is NaN where it has a NaN or infinity, or fewer than k finite logits;
+        it is 0 for k = 0.
 
     Raises:
         TypeError: ``logits`` or ``noise`` is not a floating tensor, or another argument has a wrong type.

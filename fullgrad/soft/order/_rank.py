@@ -31,8 +31,9 @@ def rank(
     \Pi_i(-|z_j - z_{(i)}|)`. ``fast_soft_sort`` projects z onto the permutahedron of 1, …, n, :func:`proj_permutahedron`;
     ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_j - z_k)`, with :func:`sigmoidal`.
 
-    ``softsort`` takes O(n log n) time and O(n) memory, ``neuralsort`` and ``sigmoid`` O(n) memory, derivatives included. Half
-    precision does not have all integers above 256 (bfloat16) or 2048. Saved: ``x``.
+    ``softsort`` takes O(n log n) time and O(n) memory, ``neuralsort`` and ``sigmoid`` O(n) memory, ``sorting_network``
+    O(n log² n) of both, derivatives included. Half precision does not have all integers above 256 (bfloat16) or 2048. Saved:
+    ``x``.
 
     On a device the host waits in the modes ``c0`` to ``c2`` of softsort and neuralsort, and by ``fast_soft_sort`` and ``ot``.
 

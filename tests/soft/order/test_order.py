@@ -909,6 +909,18 @@ def test_ranks_of_a_sorting_network_of_large_numbers(n):
     torch.testing.assert_close(found, x.argsort(descending=True).argsort().to(x.dtype) + 1)
 
 
+@pytest.mark.parametrize("name", ["rank", "rank_st", "argmax", "argmedian_st"])
+def test_a_sorting_network_makes_no_matrix(name):
+    """Ranks and the weights of one place take O(n log² n) memory, and so do their first and second derivatives."""
+    n = 512
+    f = getattr(fullgrad if name.endswith("_st") else soft, name)
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as found:
+        (first,) = torch.autograd.grad(f(x, dim=-1, method="sorting_network").square().sum(), x, create_graph=True)
+        torch.autograd.grad(first.square().sum(), x)
+    assert max(e.cpu_memory_usage for e in found.events()) < 4 * n * n  # one matrix
+
+
 @pytest.mark.parametrize("interpolation", ["linear", "lower", "nearest", "midpoint"])
 def test_a_quantile_that_is_nan(interpolation):
     """As NaN among the numbers: it raises nothing, and the result is NaN."""

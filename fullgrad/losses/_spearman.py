@@ -40,8 +40,8 @@ def spearman(
     By default the softness is half of the spread of the row, and 6 neighbors in a row of less than 12: sharper ranks have local
     minima, in which elements are not in order. The ranks take O(n log n) time and O(n) memory. In a row of two elements the
     spread, to which the softness is relative, is a constant to derivatives, and so is the root of the sum of the squares of *r*;
-    derivatives would be 0. Elements that ``mask`` leaves out change no loss and have the gradient 0; a row without an element has
-    the loss 0, and does not count in the mean.
+    derivatives would be 0, as that by the softness is. Elements that ``mask`` leaves out change no loss and have the gradient 0;
+    a row without an element has the loss 0, and does not count in the mean.
 
     A row in which all predictions or all targets are equal has no correlation: its loss is 1 with the derivative 0. The gradient
     of a row that is standardized is inversely proportional to its spread, which the loss does not depend on. A row with a
@@ -89,6 +89,9 @@ def spearman(
 
     def of_rows(rows: Rows, softness: Softness | None) -> Tensor:
         r, _ = soft_ranks("spearman", rows, softness, mode, method, standardize, descending=False)
+        if isinstance(softness, Tensor):  # on which the loss of two elements does not depend
+            fixed, _ = soft_ranks("spearman", rows, softness.detach(), mode, method, standardize, descending=False)
+            r = torch.where(rows.only(torch.ones_like(r)).sum(-1, keepdim=True) == 2, fixed, r)
         q, n = mean_ranks(rows.y, rows.valid, descending=False).to(r.dtype), rows.count
         n = n.clamp(min=1) if isinstance(n, Tensor) else n
         # Divided by n, so that sums do not overflow.

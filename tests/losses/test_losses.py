@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from torch.func import grad, hessian, vmap
+from torch.func import grad, hessian, jacrev, vmap
 
 from fullgrad import losses, soft
 from fullgrad.testing._subject import close, like
@@ -480,6 +480,19 @@ def test_two_elements_have_a_derivative(function):
         g = grad(function)(torch.tensor(x), y) * max(x)
         assert g[0] < -1e-3
         assert g[1] > 1e-3
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_the_correlation_of_two_elements_does_not_depend_on_the_softness(standardize):
+    """Nor does the derivative by it say so, of masked rows either; that by the prediction is the one of a number."""
+    x, y, softness = torch.tensor([[0.3, 0.9, 0.4], [0.1, 0.2, 0.9]]), torch.tensor([[2.0, 1.0, 3.0]] * 2), torch.tensor(0.7)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    f = lambda x, s, m: losses.spearman(x, y, mask=m, softness=s, standardize=standardize, reduction="none")  # noqa: E731
+    both, of_three = (jacrev(f, 1)(x, softness, m) for m in (mask, None))
+    assert both[0] == 0
+    assert both[1] == of_three[1] != 0
+    assert grad(lambda s: losses.spearman(x[:, :2], y[:, :2], softness=s, standardize=standardize))(softness) == 0
+    close(*(grad(lambda x: f(x, s, mask).sum())(x) for s in (softness, 0.7)))  # noqa: B023
 
 
 @pytest.mark.parametrize("n", [200, 1000])

@@ -14,6 +14,7 @@ from fullgrad.functions import replace_grad
 from fullgrad.sampling._arguments import Temperature, check_temperature
 from fullgrad.sampling._bernoulli_st import indicator
 from fullgrad.sampling._relaxed_bernoulli import relaxed_bernoulli
+from fullgrad.soft._curves import clamp_to_transition
 
 _GRADIENTS = ("sigmoid", "relaxed", "identity")
 
@@ -86,8 +87,8 @@ class BernoulliLogitsST(Elementwise):
     def vjp_term(i: int, v: Tensor, logits: Tensor, tau: Temperature, noise: None) -> Tensor | None:
         if i == 2:
             return None
-        if i == 1:  # the slope at an infinite logit is 0, and it takes no part in derivatives
-            logits = torch.where((logits / tau).isinf(), 0, logits)
+        if isinstance(tau, Tensor):  # by which the slope is differentiated, 0 times infinity where a logit is infinite
+            logits = clamp_to_transition(logits, tau, "smooth")
         z = logits / tau
         s = torch.sigmoid(z)
         slope = s * torch.sigmoid(-z) / tau

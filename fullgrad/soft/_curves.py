@@ -67,6 +67,8 @@ def slope(x: Tensor, s: Softness, mode: str) -> Tensor:
 @pointwise
 def slope_times(v: Tensor, x: Tensor, s: Softness, mode: str, factor: float = 1) -> Tensor:
     """v S' times a factor."""
+    if mode in _UNBOUNDED_MODES and isinstance(s, Tensor):  # by which the slope is differentiated
+        x = clamp_to_transition(x, s, mode)
     if mode == "smooth":
         return sigmoid_gate(sigmoid_gate(v, x, s), x, -s) / (s / factor)
     return (v if factor == 1 else v * factor) * slope(x, s, mode)

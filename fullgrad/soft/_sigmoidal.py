@@ -143,7 +143,9 @@ class Sigmoidal(Relaxation):
 
 def sigmoid_times(v: Tensor, x: Tensor, s: Softness, mode: str) -> Tensor:
     """v S, where the derivative of S is the declared one on the joins, too."""
-    return sigmoid_gate(v, x, s) if mode == "smooth" else v * Sigmoidal.apply(x, s, mode, False)
+    if mode == "smooth" and not isinstance(s, Tensor):  # by which the gate would be NaN at infinity
+        return sigmoid_gate(v, x, s)
+    return v * Sigmoidal.apply(x, s, mode, False)
 
 
 value = pointwise(curves.sigmoid, opmath=True)

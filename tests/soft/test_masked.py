@@ -112,8 +112,10 @@ def test_the_softness_has_no_part_at_infinity(name):
     far = x.clamp(-1e3, 1e3)
     for transform in (jacrev, jacfwd):
         torch.testing.assert_close(transform(f, 1)(x, SOFTNESS), transform(f, 1)(far, SOFTNESS), rtol=1e-9, atol=1e-12)
-        second = transform(jacrev(f, 1), 1)
-        torch.testing.assert_close(second(x, SOFTNESS), second(far, SOFTNESS), rtol=1e-9, atol=1e-9)
+        # By the softness twice, and by x in both orders.
+        for first, then in ((1, 1), (0, 1), (1, 0)):
+            second = transform(jacrev(f, first), then)
+            torch.testing.assert_close(second(x, SOFTNESS), second(far, SOFTNESS), rtol=1e-9, atol=1e-9)
 
 
 ORDERED = {

@@ -29,6 +29,7 @@ from fullgrad._dispatch import (
     is_tracing,
     leave_to_python,
     make_dual,
+    mark_for_dynamo,
     may_be_differentiated,
     of_each_sample,
     replace_higher_order,
@@ -163,6 +164,14 @@ class completing(contextlib.ContextDecorator):  # a function to its users
                 raise RuntimeError("completing: a context was left that is not open.")
             self.opened -= 1
             _leave(1)
+
+
+def is_open() -> bool:
+    """Whether a user has opened `completing`. Code that was compiled before that changed is compiled again."""
+    return _state.of_users > 0
+
+
+mark_for_dynamo(torch.compiler.assume_constant_result, is_open)
 
 
 @contextlib.contextmanager

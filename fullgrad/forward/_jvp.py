@@ -12,6 +12,7 @@ from fullgrad._core import checks
 from fullgrad._dispatch import drawing_as_before, is_tracing, outside_dynamo_later, pytree, transforms_active
 from fullgrad._engine.random_states import random_states, restore_random_states
 from fullgrad.adoption import adopting
+from fullgrad.completion._completing import is_open
 from fullgrad.forward._context import right_derivatives
 
 
@@ -58,7 +59,7 @@ def jvp(
     """
     checks.function("jvp", "f", f)
     checks.flag("jvp", "track_tangent", track_tangent)
-    if track_tangent and is_dynamo_compiling():
+    if track_tangent and is_dynamo_compiling() and not is_open():
         return _outside[0](f, primals, tangents, True)  # whose second derivatives need the context
     call = _Call(f, primals, tangents)
     if track_tangent or is_tracing():
@@ -81,7 +82,9 @@ def jvp(
         return f(*primals), tangent
 
 
-_outside = outside_dynamo_later(jvp)
+_outside = outside_dynamo_later(
+    jvp, "jvp: with `track_tangent` the graph breaks; open fullgrad.completing() around the call of compiled code, which then traces it"
+)
 
 
 class _Call:

@@ -31,7 +31,8 @@ def jvp(
     leaves out what nobody differentiates.
 
     The derivatives are those of :func:`fullgrad.completing`, so that attention has a tangent and a norm's can be differentiated;
-    in compiled code open that context around the compiled function. `torch.utils.checkpoint.checkpoint` in ``f`` works.
+    in compiled code open that context around the compiled function: without it the graph breaks at a call with
+    ``track_tangent``. `torch.utils.checkpoint.checkpoint` in ``f`` works.
 
     Args:
         f: A function or a module. It runs twice, so it must have no other effects: running statistics would be updated twice.
@@ -83,7 +84,7 @@ def jvp(
 
 
 _outside = outside_dynamo_later(
-    jvp, "jvp: with `track_tangent` the graph breaks; open fullgrad.completing() around the call of compiled code, which then traces it"
+    jvp, "jvp: the graph breaks at a call with `track_tangent`, unless fullgrad.completing() is open around the compiled function"
 )
 
 

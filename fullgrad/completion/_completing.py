@@ -29,6 +29,7 @@ from fullgrad._dispatch import (
     is_tracing,
     leave_to_python,
     make_dual,
+    mark_for_dynamo,
     may_be_differentiated,
     of_each_sample,
     replace_higher_order,
@@ -66,7 +67,7 @@ from fullgrad.completion._registry import (
     valued,
 )
 from fullgrad.completion._zeros import KEY as ZEROS
-from fullgrad.completion._zeros import WITH_NUMBERS, in_place_operators, kernel_of_zeros
+from fullgrad.completion._zeros import VIEWS, WITH_NUMBERS, in_place_operators, kernel_of_zeros
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")
 _FRONT = "FuncTorchDynamicLayerFrontMode"  # where a call under a transform begins
@@ -163,6 +164,14 @@ class completing(contextlib.ContextDecorator):  # a function to its users
                 raise RuntimeError("completing: a context was left that is not open.")
             self.opened -= 1
             _leave(1)
+
+
+def is_open() -> bool:
+    """Whether a user has opened `completing`. Code that was compiled before that changed is compiled again."""
+    return _state.of_users > 0
+
+
+mark_for_dynamo(torch.compiler.assume_constant_result, is_open)
 
 
 @contextlib.contextmanager
@@ -345,7 +354,7 @@ def _in_place() -> dict[str, Any]:
 
 def _all_operators() -> list[Any]:
     found = [_overloads(), _backwards(), _in_place(), in_place_operators(), _replaced(), _views(), _prepared()]
-    return [op for operators in found for op in operators.values()]
+    return [*VIEWS, *[op for operators in found for op in operators.values()]]
 
 
 def _found(names: Iterable[str]) -> dict[str, Any]:
@@ -395,6 +404,8 @@ def _installed() -> torch.library.Library:
             enter(op, ZEROS, kernel_of_zeros(op, _is_outside))
         for op, kernel in WITH_NUMBERS.items():
             enter(op, ZEROS, kernel)
+        for op in VIEWS:
+            library.impl(op, torch.library.fallthrough_kernel, ZEROS, allow_override=True)
         for op in _views().values():
             enter(op, _BATCHED, _kernel_of_views(op, torch_kernel(op, _BATCHED)))
         for name, op in _prepared().items():

@@ -1,5 +1,5 @@
-"""Symbolic zeros, which torch's formulas of tangents may be given: torch refuses to write to them, and reads the memory that
-they lack where a tracer records a product with a number.
+"""Symbolic zeros, which torch's formulas of tangents may be given: torch refuses to write to them, reads the memory that they
+lack where a tracer records a product with a number, and makes views of them behind the tracer's back.
 """
 
 from collections.abc import Callable
@@ -64,3 +64,6 @@ def _plus_number(keys: Any, x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
 
 # torch's own have no kernel here. Where no tracer records them, their results are the same.
 WITH_NUMBERS = {torch.ops.aten.mul.Scalar: _times_number, torch.ops.aten.add.Scalar: _plus_number}
+
+# torch's own kernels here make a plain tensor of a tracer's one. Below this key are the same kernels, which the tracer sees.
+VIEWS = torch.ops.aten.view.default, torch.ops.aten._reshape_alias.default, torch.ops.aten.as_strided.default

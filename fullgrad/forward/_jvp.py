@@ -12,6 +12,7 @@ from fullgrad._core import checks
 from fullgrad._dispatch import drawing_as_before, is_tracing, outside_dynamo_later, pytree, transforms_active
 from fullgrad._engine.random_states import random_states, restore_random_states
 from fullgrad.adoption import adopting
+from fullgrad.completion._completing import is_open
 from fullgrad.forward._context import right_derivatives
 
 
@@ -30,7 +31,8 @@ def jvp(
     leaves out what nobody differentiates.
 
     The derivatives are those of :func:`fullgrad.completing`, so that attention has a tangent and a norm's can be differentiated;
-    in compiled code open that context around the compiled function. `torch.utils.checkpoint.checkpoint` in ``f`` works.
+    in compiled code open that context around the compiled function: without it the graph breaks at a call with
+    ``track_tangent``. `torch.utils.checkpoint.checkpoint` in ``f`` works.
 
     Args:
         f: A function or a module. It runs twice, so it must have no other effects: running statistics would be updated twice.
@@ -58,7 +60,7 @@ def jvp(
     """
     checks.function("jvp", "f", f)
     checks.flag("jvp", "track_tangent", track_tangent)
-    if track_tangent and is_dynamo_compiling():
+    if track_tangent and is_dynamo_compiling() and not is_open():
         return _outside[0](f, primals, tangents, True)  # whose second derivatives need the context
     call = _Call(f, primals, tangents)
     if track_tangent or is_tracing():
@@ -81,7 +83,9 @@ def jvp(
         return f(*primals), tangent
 
 
-_outside = outside_dynamo_later(jvp)
+_outside = outside_dynamo_later(
+    jvp, "jvp: the graph breaks at a call with `track_tangent`, unless fullgrad.completing() is open around the compiled function"
+)
 
 
 class _Call:

@@ -295,7 +295,7 @@ _SLOPES: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "sinh": (lambda x, y: x.cosh(), lambda x, y, s: y.clone()),
     "cosh": (lambda x, y: x.sinh(), lambda x, y, s: y.clone()),
     "sigmoid": (lambda x, y: y * (1 - y), lambda x, y, s: s * (1 - 2 * y)),
-    "silu": (lambda x, y: (s := x.sigmoid()) * (1 + x * (1 - s)), None),
+    "silu": (lambda x, y: (s := x.sigmoid()) * (1 + x * (1 - s)), lambda x, y, s: (r := x.sigmoid()) * (1 - r) * (2 + x - 2 * y)),
     "erf": (lambda x, y: (-x * x).exp() * (2 / math.sqrt(math.pi)), lambda x, y, s: -2 * x * s),
     "sqrt": (lambda x, y: y.reciprocal() * 0.5, lambda x, y, s: -s / (2 * x)),
     "rsqrt": (lambda x, y: y * y * y * -0.5, None),

@@ -966,3 +966,12 @@ def test_a_checkpoint_keeps_the_context_of_its_call_for_a_backward_outside(dropo
         return torch.autograd.grad((value - tangent.sin()).square().sum(), list(layer.parameters()))
 
     torch.testing.assert_close(gradients(lambda x: fullgrad.checkpoint(layer, x)), gradients(layer))
+
+
+@pytest.mark.long
+def test_batches_of_hessians_compile():
+    """Their tangents are symbolic zeros, views of which torch hides from a tracer."""
+    f = vmap(hessian(lambda x: F.layer_norm(3 * x, (2,)).sin().sum()))
+    x = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(3, 2)
+    with fullgrad.completing():
+        torch.testing.assert_close(torch.compile(f, backend="aot_eager", fullgraph=True)(x), f(x))

@@ -174,6 +174,37 @@ def test_compiled_code_computes_the_same():
     torch.testing.assert_close(compiled(X), divergence(field)(X))
 
 
+def rectified(x):
+    return fullgrad.relu_st(3 * x)
+
+
+COMPILED = {
+    "laplacian": (laplacian(lambda x: rectified(x).sum()), (0,)),
+    "ggn_diagonal": (ggn_diagonal(lambda w, x: rectified(w @ x), lambda y: 0.5 * y.square().sum()), (None, 0)),
+    "hessian_diagonal": (hessian_diagonal(lambda x: rectified(x).sum()), (0,)),
+    "jacobian_diagonal": (jacobian_diagonal(rectified), (0,)),
+    "divergence": (divergence(rectified), (0,)),
+}
+
+
+@pytest.mark.long(but=2)
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_batches_of_declared_derivatives_are_those_of_eager_code(name):
+    """Their tangents are symbolic zeros, which a batch gives another shape."""
+    f, in_dims = COMPILED[name]
+    args = [X, X.cos()][-len(in_dims) :]
+    batched = lambda *a: vmap(f, in_dims)(*a)  # noqa: E731
+    torch.testing.assert_close(torch.compile(batched, backend="aot_eager", fullgraph=True)(*args), batched(*args))
+
+
+@pytest.mark.long
+def test_compiled_batches_of_a_diagonal_at_a_view_are_those_of_eager_code():
+    f = hessian_diagonal(lambda x: rectified(x).sum())
+    batched = lambda x: vmap(lambda x: f(x[0]))(x)  # noqa: E731
+    x = X.unsqueeze(1)
+    torch.testing.assert_close(torch.compile(batched, backend="aot_eager", fullgraph=True)(x), batched(x))
+
+
 MAKERS = {"hessian_diagonal": hessian_diagonal, "jacobian_diagonal": jacobian_diagonal, "divergence": divergence}
 
 

@@ -1,5 +1,7 @@
 """`jvp`: torch's value and tangent, and the gradient of the value alone."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -203,6 +205,28 @@ def test_four_steps_of_training_in_compiled_code(attends):
         for found in (step, torch.compile(step, backend="aot_eager", fullgraph=not attends)):
             torch.manual_seed(0)
             torch.testing.assert_close(trained(found), wanted)
+
+
+@pytest.mark.long(but=1)
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+def test_a_tangent_with_derivatives_in_compiled_code(is_open):
+    """It is traced inside of `completing`; outside the graph breaks, since torch's own second derivatives of a norm are wrong."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)).double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    step = lambda x: loss(*jvp(net, (x,), (x.cos(),), track_tangent=True))  # noqa: E731
+    wanted = torch.autograd.grad(step(x), list(net.parameters()))
+    with fullgrad.completing() if is_open else contextlib.nullcontext():
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=is_open)
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), list(net.parameters())), wanted)
+
+
+@pytest.mark.long
+def test_a_tangent_with_derivatives_says_what_a_whole_graph_needs():
+    step = lambda x: jvp(torch.sin, (x,), (x,), track_tangent=True)  # noqa: E731
+    with pytest.raises(RuntimeError, match=r"fullgrad\.completing\(\) is open around"):
+        torch.compile(step, backend="aot_eager", fullgraph=True)(torch.ones(2))
 
 
 @pytest.fixture

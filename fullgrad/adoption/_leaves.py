@@ -61,7 +61,7 @@ def _run(cls: Any, run: Callable[..., Maybe], tensors: Maybe, known: Sequence[in
 
 
 class Asked:
-    """What a backward that has kept some tensors asks autograd, and whether these can be asked about."""
+    """The questions of a backward to autograd, and whether the tensors that it has kept can answer them."""
 
     def __init__(self, kept: Maybe, known: Sequence[Tensor]) -> None:
         self.has_leaves, self.kept, self.known = _has_leaves.get(), kept, known

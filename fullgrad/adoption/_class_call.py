@@ -212,6 +212,9 @@ class ClassCall(Call):
         own = [g if g is None else g.clone() if writes is None else writes.batched(g) for g in cotangents]
         items: Any = self._items(own, [None] * len(self.record[1]))
         items = [items] if getattr(self.cls, "boxed_grads_call", False) else items
+        if self.modules and not _dispatch.transforms_active():  # it may ask autograd for the gradients of parameters
+            needed = {a for a, needed in zip(self.args, asked, strict=True) if needed}
+            flat = [t.detach().requires_grad_() if i in needed and t is not None else t for i, t in enumerate(flat)]
         ctx = self._context(flat, "to_save")
         ctx.needs_input_grad = asked
         with self._code("backward", (), writes), OfRule([flat[i] for i in known], own, flat):

@@ -20,8 +20,8 @@ _asking: Any = weakref.WeakSet()  # classes whose backward is known to need this
 _has_leaves: contextvars.ContextVar[bool] = contextvars.ContextVar("fullgrad.adoption.leaves", default=False)
 
 
-class NeedsLeaves(Exception):
-    """Code that asks autograd about tensors that are no leaves."""
+class NeedsLeaves(BaseException):
+    """Code that asks autograd about tensors that are no leaves; it must not handle this itself."""
 
 
 def with_leaves(cls: Any, run: Callable[..., Maybe], tensors: Maybe, known: Sequence[int]) -> Maybe:

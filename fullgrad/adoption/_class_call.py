@@ -18,6 +18,7 @@ from fullgrad._engine.modules import run_with_states, state_of
 from fullgrad.adoption._adopted import IN_PLACE, run_or_descend
 from fullgrad.adoption._call import Call
 from fullgrad.adoption._host_draws import not_drawing
+from fullgrad.adoption._leaves import with_leaves
 from fullgrad.adoption._modes import OfRule, Unusable
 from fullgrad.adoption._scope import Options, scope
 from fullgrad.adoption._slots import ArraySlot, NumberSlot, Slot, filled, is_array, number_as_tensor, replaced
@@ -196,11 +197,16 @@ class ClassCall(Call):
         if any(needs[i] and not was_needed for i, was_needed in enumerate(self.needed)):
             raise RuntimeError(f"{self.name}: an input is differentiated that was a constant when its forward ran.")
         n, asked = len(flat), self._asked(needs)
+        known = [a for a, needed in zip(self.args, asked, strict=True) if needed] + [len(self.inputs) + i for i in self.free]
+
+        def run(*all: Tensor | None) -> list[Tensor | None]:
+            return self._backward(all[:n], all[n:], asked, known)
+
         return run_or_descend(
-            self, lambda *all: self._backward(all[:n], all[n:], asked), (*flat, *cotangents), self.rule, self.refusal
+            self, lambda *all: with_leaves(self.cls, run, all, known), (*flat, *cotangents), self.rule, self.refusal
         )
 
-    def _backward(self, flat: Maybe, cotangents: Maybe, asked: tuple[bool, ...]) -> list[Tensor | None]:
+    def _backward(self, flat: Maybe, cotangents: Maybe, asked: tuple[bool, ...], known: Sequence[int]) -> list[Tensor | None]:
         # A class may write into its gradient, which is the user's, or one number that is expanded.
         writes = writes_of(self.cls, (*flat, *cotangents))
         own = [g if g is None else g.clone() if writes is None else writes.batched(g) for g in cotangents]
@@ -211,11 +217,7 @@ class ClassCall(Call):
             flat = [t.detach().requires_grad_() if i in needed and t is not None else t for i, t in enumerate(flat)]
         ctx = self._context(flat, "to_save")
         ctx.needs_input_grad = asked
-        known = [
-            *[a for a, needed in zip(self.args, asked, strict=True) if needed],
-            *[len(self.inputs) + i for i in self.free],
-        ]
-        with self._code("backward", (), writes), OfRule([flat[i] for i in known], own):
+        with self._code("backward", (), writes), OfRule([flat[i] for i in known], own, flat):
             grads = self._with_modules(flat, lambda: self.rule(ctx, *items))
         grads, n = list(grads) if isinstance(grads, (tuple, list)) else [grads], len(self.args)
         if len(grads) < n or any(g is not None for g in grads[n:]):

@@ -10,16 +10,16 @@ from torch.overrides import TorchFunctionMode
 from fullgrad._dispatch import (
     are_differentiated,
     current_level,
-    get_unwrapped,
-    is_batched,
     is_forward_mode,
     pytree,
     set_forward_mode,
 )
+from fullgrad.adoption._leaves import Asked
 from fullgrad.adoption._tensors import Maybe, Refused
 
 _DATA: Any = Tensor.data.__get__  # as a mode sees it  # pyright: ignore
 _REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # pyright: ignore
+_OF_AUTOGRAD = (torch.autograd.grad, _REQUIRES_GRAD, Tensor.requires_grad_)
 _MEMORY = (Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
 _READS = ("__get__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex")
 
@@ -46,22 +46,28 @@ class OfRule(TorchFunctionMode):
     Its constants are constant to every transform: forward mode ignores ``no_grad``, and ``.data`` ends only one level and raises
     inside a vmap. If grad mode is off from the start, constants cannot be recognized. ``requires_grad`` is true of the known
     tensors, inputs that need a gradient and outputs, and of cotangents that are differentiated at any level: a tensor of a level
-    that has ended, or that is batched, says that it is not.
+    that has ended, or that is batched, says that it is not. What the code asks autograd goes through `Asked`.
     """
 
-    def __init__(self, known: Maybe, cotangents: Maybe) -> None:
+    def __init__(self, known: Maybe, cotangents: Maybe, flat: Maybe) -> None:
         super().__init__()
         self.records, self.level = torch.is_grad_enabled(), current_level()
         self.differentiated = [t for t in known if t is not None]
         given = [t for t in cotangents if t is not None]
         self.differentiated += [t for t, is_one in zip(given, are_differentiated(given), strict=True) if is_one]
+        self.asked = Asked((*flat, *given), self.differentiated)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function == _DATA:
             return args[0].detach()
-        if function == _REQUIRES_GRAD and current_level() == self.level:  # not in a transform of the backward's own
-            return any(args[0] is t for t in self.differentiated) or _without_batch(args[0]).requires_grad
+        if function in _OF_AUTOGRAD and current_level() == self.level:  # not in a transform of the backward's own
+            if function is torch.autograd.grad:
+                return self.asked.gradients(*args, **kwargs)
+            if function == _REQUIRES_GRAD:
+                return any(args[0] is t for t in self.differentiated) or self.asked.requires_grad(args[0])
+            if not (args[0].requires_grad or any(args[1:]) or kwargs.get("requires_grad", len(args) < 2)):
+                return args[0]  # which torch refuses inside of a transform
         if not self.records or torch.is_grad_enabled() or not is_forward_mode():
             return function(*args, **kwargs)
         set_forward_mode(False)
@@ -69,13 +75,6 @@ class OfRule(TorchFunctionMode):
             return function(*args, **kwargs)
         finally:
             set_forward_mode(True)
-
-
-def _without_batch(tensor: Tensor) -> Tensor:
-    """The tensor inside batches, which say nothing about its gradient."""
-    while is_batched(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor
 
 
 class WithoutMemory(TorchFunctionMode):

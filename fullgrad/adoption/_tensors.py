@@ -15,7 +15,7 @@ _NOT_DIFFERENTIABLE = (
     "{}.backward cannot be differentiated once more ({}); grad, vjp and jacrev work once, and all with adopt(cls, reference=...)"
 )
 _CALLS_AUTOGRAD = (
-    "it calls autograd itself, by requires_grad_ or torch.autograd.grad: torch.func.vjp in their place has every derivative"
+    "it calls autograd itself about tensors that it has detached: torch.func.vjp, or asking about those that it keeps, works"
 )
 NO_ARGUMENT = "{} uses a batched tensor that is none of its arguments; pass it as one."
 

@@ -521,7 +521,7 @@ def test_a_backward_that_asks_autograd_for_the_gradients_of_parameters():
     assert_close(vmap(grad(of))(oracle.batch(X)), expected.expand(3, 4))
 
 
-def recomputing(keep, call=lambda run, *xs: run(*xs)):
+def recomputing(keep, call=lambda run, *xs: run(*xs), asks=True):
     """A class as in invertible networks: it gets a module and its parameters, and runs the module again in its backward."""
 
     def forward(ctx, run, count, *tensors):
@@ -535,6 +535,9 @@ def recomputing(keep, call=lambda run, *xs: run(*xs)):
         xs, parameters = [t.detach().requires_grad_() for t in tensors[: ctx.count]], tensors[ctx.count :]
         with torch.enable_grad():
             y = call(ctx.run, *xs)
+        if not asks:
+            y.backward(g)
+            return None, None, *[t.grad for t in (*xs, *parameters)]
         return None, None, *torch.autograd.grad(y, (*xs, *parameters), g)
 
     return function(forward, backward)
@@ -558,9 +561,10 @@ class Recomputing(torch.nn.Module):
 @pytest.mark.parametrize(
     "keep", [lambda ctx, ts: ctx.save_for_backward(*ts), lambda ctx, ts: setattr(ctx, "kept", ts)], ids=["saved", "kept"]
 )
-def test_a_module_whose_parameters_are_arguments_too(passed, keep):
+@pytest.mark.parametrize("asks", [True, False], ids=["grad", "backward"])
+def test_a_module_whose_parameters_are_arguments_too(passed, keep, asks):
     """Under `functional_call` its code uses the arguments, also in the backward, where the module has its own again."""
-    model = Recomputing(fullgrad.adopt(recomputing(keep)), passed)
+    model = Recomputing(fullgrad.adopt(recomputing(keep, asks=asks)), passed)
     given = {name: 2 * p.detach() for name, p in model.named_parameters()}
     batch = oracle.batch(X)
 
@@ -592,7 +596,7 @@ def test_a_backward_that_calls_autograd_is_told_what_to_do(transform, x):
         with torch.enable_grad():
             return torch.autograd.grad(inner(x), x, g)[0]
 
-    with pytest.raises(NotImplementedError, match=r"Outer\.backward .*it calls autograd itself.*torch\.func\.vjp in their place"):
+    with pytest.raises(NotImplementedError, match=r"Outer\.backward .*it calls autograd itself.*torch\.func\.vjp, or asking"):
         transform(total(fullgrad.adopt(function(saves, again, "Outer"))))(x)
     outer = fullgrad.adopt(function(saves, lambda ctx, g: torch.func.vjp(inner, ctx.saved_tensors[0])[1](g)[0], "Outer"))
     assert_close(transform(total(outer))(x), transform(total(inner))(x))

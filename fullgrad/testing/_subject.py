@@ -221,7 +221,7 @@ class Subject:
     # --- Functions of the differentiable inputs alone -----------------------------------------------------------------
 
     def bind(self, function: Callable[..., Any], inputs: Sequence[Any] | None = None) -> Callable[..., Any]:
-        """``function`` with the constant inputs in place, or with others, or with constant tensors behind the differentiable ones."""
+        """``function`` with the constant inputs in place, or with others; or with constant tensors behind the arguments."""
         argnums, inputs = self.diff_argnums, self.inputs if inputs is None else inputs
         all_argnums = (*argnums, *self.constant_argnums)
 

@@ -135,14 +135,14 @@ def make_subject(
     """The subject made of the arguments of `check_operator`."""
     if surrogate is not None and cotangent_map is not None:
         raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
+    inputs = tuple(inputs)
+    places = _places(operator, len(inputs), constant)
     adopted = getattr(operator, "adopted_class", None)
     if adopted is not None and value is None:
         value = adopted.apply
     compared = getattr(operator, "compared", None)
     if compared is not None and surrogate is None and cotangent_map is None:
         operator, surrogate = compared()
-    inputs = tuple(inputs)
-    places = _places(operator, len(inputs), constant)
     inputs, functions, counts = _without_structures(inputs, [operator, surrogate, value])
     subject = Subject(
         operator=functions[0],

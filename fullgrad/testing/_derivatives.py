@@ -451,15 +451,14 @@ def nested_vmap(s: Subject) -> None:
         return
     n = len(batch)
     constants = [c.unflatten(0, (3, 2)) for c in s.batch_with_constants(6)[n:]]
-    for levels in ((0, 0), (0, None), (None, 0)):
-        own = [c if levels == (0, 0) else c[:, 0] if levels[0] == 0 else c[0] for c in constants]
-        sample = lambda c, i, j, levels=levels: c[i, j] if levels == (0, 0) else c[i] if levels[0] == 0 else c[j]  # noqa: E731
-        rows = [
-            torch.stack([s.op(*[b[i].select(-1, j) for b in batch], *[sample(c, i, j) for c in own]) for j in range(2)])
-            for i in range(3)
-        ]
-        inner = vmap(s.op, in_dims=(*(-1,) * n, *(levels[1],) * len(own)))
-        close(vmap(inner, in_dims=(*(0,) * n, *(levels[0],) * len(own)))(*batch, *own), torch.stack(rows))
+    m, rows = len(constants), range(3)
+    for first, second in ((0, 0), (0, None), (None, 0)):  # the dimensions of the constants at the levels
+        all_of = [c[:, :1] if second is None else c[:1] if first is None else c for c in constants]
+        given = [c[:, 0] if second is None else c[0] if first is None else c for c in constants]
+        samples = [[[c.expand(3, 2, *c.shape[2:])[i, j] for c in all_of] for j in range(2)] for i in rows]
+        expected = [torch.stack([s.op(*[b[i].select(-1, j) for b in batch], *samples[i][j]) for j in range(2)]) for i in rows]
+        inner = vmap(s.op, in_dims=(*(-1,) * n, *(second,) * m))
+        close(vmap(inner, in_dims=(*(0,) * n, *(first,) * m))(*batch, *given), torch.stack(expected))
 
 
 @check("batching")

@@ -129,11 +129,12 @@ def value_on_meta_and_fake_tensors(s: Subject) -> None:
             try:
                 inspect(convert, mode)
             except Exception as error:
+                is_captured = False
+                with contextlib.suppress(Exception), s.captured_as(lambda t, convert=convert: convert(t.detach())):
+                    inspect(convert, mode)
+                    is_captured = True
+                if is_captured:
+                    raise NotApplicable(f"tensors that the operator captures {_DATA}: pass them as arguments") from error
                 if isinstance(error, NotImplementedError) and s.surrogate is not None:
                     s.possible(functools.partial(inspect, convert, mode), s.operator, s.surrogate)
-                try:
-                    with s.captured_as(lambda t, convert=convert: convert(t.detach())):
-                        inspect(convert, mode)
-                except Exception:
-                    raise error from None
-                raise NotApplicable(f"tensors that the operator captures {_DATA}: pass them as arguments") from error
+                raise

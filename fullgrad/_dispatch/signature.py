@@ -62,7 +62,7 @@ def make_apply(
     variadic = any(p.kind is p.VAR_POSITIONAL for p in signature)
     shortcut = shortcut and hasattr(forward, "is_pure") and not variadic
     text = _APPLY.replace("{shortcut}", _shortcut(forward, [p.name for p in signature]) if shortcut else "")
-    text = text.replace("{watched}", _WATCHED if operator.is_watched else "")
+    text = text.replace("{watched}", _WATCHED if getattr(operator, "is_watched", False) else "")
     arguments = [f"*{p.name}" if p.kind is p.VAR_POSITIONAL else p.name for p in signature]
     parameters, positional_only = arguments.copy(), sum(p.kind is p.POSITIONAL_ONLY for p in signature)
     if positional_only:

@@ -256,8 +256,14 @@ def test_special_numbers_in_the_shapes_of_the_inputs():
             raise ValueError("special")
         return x.sin()
 
-    found = status(refuses, X, value=refuses)
-    assert (found.status, found.message) == (NOT_APPLICABLE, "the plain function raises for each special number")
+    for value in (refuses, torch.sin):
+        found = status(refuses, X, value=value)
+        assert (found.status, found.message) == (
+            NOT_APPLICABLE,
+            "the operator, or the plain function, refuses each special number",
+        )
+    positive = lambda x: torch.linalg.cholesky(x.diag_embed())  # noqa: E731  # whose error is a RuntimeError
+    assert status(positive, X.abs() + 1, value=lambda x: x.sqrt().diag_embed()).status == FAILED
     assert status(torch.sin, X[:0], value=torch.sin).status == NOT_APPLICABLE
 
 

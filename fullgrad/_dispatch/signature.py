@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fullgrad._dispatch.compile_cache import as_graph_node
 from fullgrad._dispatch.rules import Rules
-from fullgrad._dispatch.state import current
+from fullgrad._dispatch.state import current, watchers
 from fullgrad._dispatch.torch_private import forward_ad, transforms_active
 
 # The text's own names begin with two underscores, so that parameters may have any name.
@@ -25,8 +25,13 @@ _APPLY = """\
 def apply({parameters}):
     if __is_compiling():
         return __in_graph({arguments})
-{shortcut}\
+{watched}{shortcut}\
     return __call(({arguments},))
+"""
+
+_WATCHED = """\
+    if __watchers:
+        return __watchers[-1](__call, ({arguments},))
 """
 
 # For a pure forward of plain tensors that require no gradient.
@@ -57,6 +62,7 @@ def make_apply(
     variadic = any(p.kind is p.VAR_POSITIONAL for p in signature)
     shortcut = shortcut and hasattr(forward, "is_pure") and not variadic
     text = _APPLY.replace("{shortcut}", _shortcut(forward, [p.name for p in signature]) if shortcut else "")
+    text = text.replace("{watched}", _WATCHED if getattr(operator, "is_watched", False) else "")
     arguments = [f"*{p.name}" if p.kind is p.VAR_POSITIONAL else p.name for p in signature]
     parameters, positional_only = arguments.copy(), sum(p.kind is p.POSITIONAL_ONLY for p in signature)
     if positional_only:
@@ -79,6 +85,7 @@ def make_apply(
         "__is_compiling": torch.compiler.is_dynamo_compiling,
         "__operator": operator,
         "__pure": forward,
+        "__watchers": watchers,
     }
     exec(compile(text, file, "exec"), namespace)
     apply = namespace["apply"]

@@ -36,6 +36,11 @@ class _Current(threading.local):
 current = _Current()
 
 
+# A function for each mode that looks at the code of an operator, in any thread: the last one is given each call of an operator's
+# ``apply``, since to a mode of torch that is no function. The list costs a call nothing while it is empty.
+watchers: list[Callable[[Callable[[Any], Any], tuple[Any, ...]], Any]] = []
+
+
 def through_transforms(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``call`` under at least one transform, which the ``forward`` below can see."""
 

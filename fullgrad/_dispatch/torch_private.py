@@ -324,6 +324,11 @@ def has_function_mode() -> bool:
     return _modes_are_on() and (_count_of_modes() > 1 or not isinstance(_mode_at(0), _DefaultDevice))
 
 
+def sees_functions(mode: Any) -> bool:
+    """Whether a mode overrides functions of torch now: it steps aside while it handles one."""
+    return _modes_are_on() and (_mode_at is None or any(_mode_at(i) is mode for i in range(_count_of_modes())))
+
+
 # A jagged tensor from its buffer. torch's public function refuses to be traced, this one does not.
 to_jagged = _optional(
     "nested._internal.nested_tensor.nested_view_from_values_offsets",

@@ -86,7 +86,7 @@ class Declared(Function):
     """The operator of `declared`. Saved: the inputs, if the rule uses them."""
 
     constant_types: ClassVar[tuple[type, ...]] = (Rule,)
-    runs_code = True
+    runs_code, is_watched = True, False
 
     @staticmethod
     def forward(rule: Rule, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:

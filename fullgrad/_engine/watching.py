@@ -4,7 +4,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from fullgrad._dispatch import (
     current_level,
     is_computed_since,
     level_of,
+    sees_functions,
     sequence_number,
     transforms_active,
+    watchers,
 )
 
 
@@ -29,6 +31,7 @@ class _Watching(threading.local):
 
     def __init__(self) -> None:
         self.modes: list[Any] = []
+        self.in_operator = False  # which a mode has been told of
 
 
 _now = _Watching()
@@ -36,13 +39,31 @@ _now = _Watching()
 
 @contextlib.contextmanager
 def watching(mode: Any) -> Iterator[None]:
-    """A context in which a mode's ``add`` is told what operators made of functions return, and which parameters modules get."""
+    """A context in which a mode is told of operators, which are no functions of torch, and which parameters modules get."""
     _watch_parameters()
     _now.modes.append(mode)
+    before, _now.in_operator = _now.in_operator, False
+    watchers.append(_watched)
     try:
         yield
     finally:
+        watchers.pop()
+        _now.in_operator = before
         _now.modes.pop()
+
+
+def _watched(call: Callable[[Any], Any], args: tuple[Any, ...]) -> Any:
+    """A call of an operator, with its arguments as the modes have them; they are told of its results."""
+    if _now.in_operator or not (_now.modes and sees_functions(_now.modes[-1])):
+        return call(args)
+    args = tuple(seen(args))
+    _now.in_operator = True
+    try:
+        result = call(args)
+    finally:
+        _now.in_operator = False
+    shown(result if isinstance(result, tuple) else [result])
+    return result
 
 
 def is_watched() -> bool:

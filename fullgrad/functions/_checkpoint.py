@@ -47,7 +47,8 @@ def checkpoint(f: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     Raises:
         TypeError: ``f`` is not callable, or returns an array of floats, or floats without a tensor, where it is differentiated.
         RuntimeError: ``f`` changes an argument or a buffer in place, as a `torch.nn.BatchNorm1d` in training does; or it uses a
-            tensor that needs a derivative in code that cannot be seen, such as another package's Function.
+            tensor that needs a derivative in code that cannot be seen: as an argument of another package's Function, or of a
+            transform.
 
     Example:
         >>> import torch, fullgrad

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ def check_operator(
     smooth_forwards: Mapping[type, Callable[..., Any]] | None = None,
     max_saved_bytes: int | None = None,
     draws: Callable[..., Tensor] | bool = False,
+    constant: int | str | Sequence[int | str] = (),
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
     tolerances: tuple[float, float] | None = None,
@@ -50,7 +52,8 @@ def check_operator(
         inputs: Floating tensors are differentiated, in float64; everything else is constant. Choose points where the operator
             is differentiable, and tensors of at least one dimension. Structures of tensors count as their tensors, and modules,
             which become float64, as their parameters and buffers. Numbers of Python among them are changed between calls of
-            compiled code; those in a closure are not.
+            compiled code; those in a closure are not. Samples of a batch have the integers and bools of a tensor in another
+            order, so that indices stay in range: give it some that differ.
         surrogate: Plain torch code, called like the operator, whose true derivative at every order is the declared one, such as
             ``lambda x: x + (x.round() - x).detach()`` for a straight-through rounding. Its value must be the operator's
             up to rounding.
@@ -63,6 +66,8 @@ def check_operator(
         draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one
             call, which the operator takes as ``noise``; True for an operator that takes none. The checks are then those of
             randomness; for all others pass an operator to which noise is given.
+        constant: Positions of inputs, or their names in the operator's signature, whose floating tensors are constant, too, such
+            as the grid of a table. Samples of a batch have them multiplied by powers of 1/2, which keeps their order.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
         tolerances: ``(rtol, atol)`` of comparisons, for kernels that are less exact than float64 is.
@@ -76,8 +81,8 @@ def check_operator(
     Raises:
         OperatorError: A check failed, and ``raise_exception`` is true. It lists each with what was expected, what was found and
             how far they are apart; its ``report`` has everything.
-        ValueError: ``checks`` or ``left_out`` has an unknown name, a reason is empty, both oracles are given, or no input is a
-            floating tensor.
+        ValueError: ``checks`` or ``left_out`` has an unknown name, ``constant`` names no input, a reason is empty, both oracles
+            are given, or no input is a floating tensor that is not constant.
 
     Example:
         >>> import torch, fullgrad
@@ -103,6 +108,7 @@ def check_operator(
         smooth_forwards=smooth_forwards,
         max_saved_bytes=max_saved_bytes,
         draws=draws,
+        constant=constant,
         backend=backend,
         tolerances=tolerances,
     )
@@ -122,19 +128,22 @@ def make_subject(
     surrogate: Callable[..., Any] | None = None,
     cotangent_map: Callable[..., Any] | None = None,
     value: Callable[..., Any] | None = None,
+    constant: int | str | Sequence[int | str] = (),
     backend: str = "aot_eager",
     **others: Any,
 ) -> Subject:
     """The subject made of the arguments of `check_operator`."""
     if surrogate is not None and cotangent_map is not None:
         raise ValueError("check_operator takes a `surrogate` or a `cotangent_map`, got both.")
+    inputs = tuple(inputs)
+    places = _places(operator, len(inputs), constant)
     adopted = getattr(operator, "adopted_class", None)
     if adopted is not None and value is None:
         value = adopted.apply
     compared = getattr(operator, "compared", None)
     if compared is not None and surrogate is None and cotangent_map is None:
         operator, surrogate = compared()
-    inputs, functions = _without_structures(tuple(inputs), [operator, surrogate, value])
+    inputs, functions, counts = _without_structures(inputs, [operator, surrogate, value])
     subject = Subject(
         operator=functions[0],
         inputs=tuple(v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in inputs),
@@ -142,6 +151,7 @@ def make_subject(
         value=functions[2],
         linear=cotangent_map is None,
         options={"backend": backend},
+        constant=tuple(i for place in places for i in range(sum(counts[:place]), sum(counts[: place + 1]))),
         **others,
     )
     if not subject.diff_argnums:
@@ -151,14 +161,31 @@ def make_subject(
     return subject
 
 
-def _without_structures(inputs: tuple[Any, ...], functions: list[Any]) -> tuple[Sequence[Any], list[Any]]:
-    """Inputs and functions as they are, or, where a structure or module has tensors, tensors and functions of them alone."""
+def _places(operator: Any, count: int, constant: int | str | Sequence[int | str]) -> list[int]:
+    """The positions of inputs that are given by positions or names."""
+    given = [constant] if isinstance(constant, (int, str)) else list(constant)
+    names: list[str] = []
+    if any(isinstance(v, str) for v in given):
+        with contextlib.suppress(TypeError, ValueError):  # a built-in function may have no signature
+            of_call = operator.forward if isinstance(operator, torch.nn.Module) else operator
+            names = [p.name for p in inspect.signature(of_call).parameters.values() if p.kind is not p.VAR_POSITIONAL][:count]
+    for v in given:
+        if v not in names if isinstance(v, str) else not -count <= v < count:
+            among = f", or one of the names {', '.join(names)}" if names else ""
+            raise ValueError(f"check_operator: `constant` must have positions of the {count} inputs{among}, got {v!r}.")
+    return [names.index(v) if isinstance(v, str) else v % count for v in given]
+
+
+def _without_structures(inputs: tuple[Any, ...], functions: list[Any]) -> tuple[Sequence[Any], list[Any], list[int]]:
+    """Inputs and functions as they are, or, where a structure or module has tensors, tensors and functions of them alone; and how
+    many there are for each input.
+    """
     parts = [v for v in inputs if not isinstance(v, Tensor)]
     leaves = [leaf for part in parts for leaf in pytree.tree_leaves(part)]
     for module in [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]:
         module.double()
     if not any(isinstance(leaf, (Tensor, torch.nn.Module)) for leaf in leaves):
-        return inputs, functions
+        return inputs, functions, [1] * len(inputs)
     call = Call(inputs)
 
     def flat(function: Any) -> Any:
@@ -168,7 +195,7 @@ def _without_structures(inputs: tuple[Any, ...], functions: list[Any]) -> tuple[
 
         return function and of_tensors
 
-    return call.release(), [flat(function) for function in functions]
+    return call.release(), [flat(function) for function in functions], [part.count for part in call.parts]
 
 
 # The groups whose checks compare derivatives.
@@ -191,6 +218,8 @@ def not_checked(subject: Subject, checks: Iterable[str]) -> dict[str, str]:
         missing["surrogate"] = "whether the derivative is the declared one, as the transforms were compared with each other alone"
     if any_of("value") and subject.value is None:
         missing["value"] = "the value, to the last bit"
+    if any_of("batching"):
+        missing |= _not_batched(subject)
     if any_of("gradcheck") and subject.smooth_forwards is None and subject.linear:
         missing["smooth_forwards"] = "the rules by numerical differences"
     if "saved_bytes" in chosen and subject.max_saved_bytes is None:
@@ -198,6 +227,22 @@ def not_checked(subject: Subject, checks: Iterable[str]) -> dict[str, str]:
     if subject.draws and not any_of(*(group for group in GROUPS if group not in _RANDOM)):
         missing["draws"] = "anything but randomness, for which the operator is given its noise and `draws` is left out"
     return missing
+
+
+def _not_batched(subject: Subject) -> dict[str, str]:
+    """What batches leave unchecked of constant tensors."""
+    if not subject.constant_argnums:
+        return {}
+    if subject.limit_of_constants is not None:
+        return {"constant": f"batches of integers, bools and constants, which torch cannot make: {subject.limit_of_constants}"}
+    first, *others = subject.other_constants
+    places = [str(i) for i, *vs in zip(subject.constant_argnums, first, *others, strict=True) if all(v is vs[0] for v in vs)]
+    if not places:
+        return {}
+    told = (
+        f"a sample of its own of input {', '.join(places)}, as the operator takes no other order of the numbers that were given"
+    )
+    return {"constant": told}
 
 
 def run_check(name: str, subject: Subject) -> Result:

@@ -380,53 +380,91 @@ def _looped(f):
     return lambda *batch: torch.stack(_loop(f, batch, (0,) * len(batch)))
 
 
-def _against_loop(s: Subject, transform, dims_list=None) -> None:
+def _of_each(s: Subject, transform):
+    """A transform of a function of the differentiable inputs, as one of a function that takes constant tensors behind them."""
     n = len(s.diff_argnums)
-    for dims in dims_list or [(0,) * n]:
-        batch = tuple(t if d is None else t.movedim(0, d) for t, d in zip(s.batch(), dims, strict=True))
-        batch = tuple(s.tensors[i] if d is None else t for i, (t, d) in enumerate(zip(batch, dims, strict=True)))
-        f = transform(s.op)
+    return lambda f: lambda *x: transform(lambda *y: f(*y, *x[n:]))(*x[:n])
+
+
+def _against_loop(s: Subject, transform, dims_list) -> None:
+    for dims in dims_list:
+        full = s.batch_with_constants() if len(dims) > len(s.diff_argnums) else s.batch()
+        batch = tuple(t[0] if d is None else t.movedim(0, d) for t, d in zip(full, dims, strict=True))
+        f = _of_each(s, transform)(s.op)
         close(vmap(f, in_dims=dims)(*batch), _stacked(_loop(f, batch, dims)))
 
 
-def _mixed_dims(n: int):
+def _batches(s: Subject, size: int = 3) -> list[tuple[Tensor, ...]]:
+    """The batch of the differentiable inputs alone, and, if there are constant tensors, one with a sample of these for each."""
+    return [s.batch(size=size), *([s.batch_with_constants(size)] if s.batches_constants else [])]
+
+
+def _all_dims(s: Subject) -> list[tuple[int | None, ...]]:
+    """In front for the inputs of each of `_batches`."""
+    return [(0,) * len(batch) for batch in _batches(s)]
+
+
+def _mixed_dims(s: Subject) -> list[tuple[int | None, ...]]:
+    """The dimensions of each pattern: of the differentiable inputs alone, and together with those of the constant tensors."""
+    n, m = len(s.diff_argnums), len(s.constant_argnums)
+    dims = _patterns(n)
+    if s.batches_constants:
+        of_all = [(*d, *c) for d in ((0,) * n, (None,) * n) for c in _patterns(m)]
+        dims += [*of_all, *[(*d, *(0,) * m) for d in _patterns(n)]]
+    return list(dict.fromkeys(dims))
+
+
+def _patterns(n: int) -> list[tuple[int | None, ...]]:
     """Every argument batched, in front, behind; and each pattern of None that leaves something to batch."""
-    yield (0,) * n
-    yield (-1,) * n
-    for i in range(n):
-        if n > 1:
-            yield tuple(None if j == i else 0 for j in range(n))
-            yield tuple(-1 if j == i else None for j in range(n))
+    dims: list[tuple[int | None, ...]] = [(0,) * n, (-1,) * n]
+    for i in range(n if n > 1 else 0):
+        dims.append(tuple(None if j == i else 0 for j in range(n)))
+        dims.append(tuple(-1 if j == i else None for j in range(n)))
+    return dims
 
 
 @check("batching")
 def vmap_equals_loop(s: Subject) -> None:
-    """``vmap(op)`` equals the loop for ``in_dims`` in front, behind, and None for any: parameters per sample or shared."""
-    _against_loop(s, lambda f: f, _mixed_dims(len(s.diff_argnums)))
+    """``vmap(op)`` equals the loop for ``in_dims`` in front, behind, and None for any: parameters per sample or shared, and
+    indices and masks, too.
+    """
+    _against_loop(s, lambda f: f, _mixed_dims(s))
 
 
 @check("batching")
 def vmap_out_dims_and_chunks(s: Subject) -> None:
     """``out_dims`` and ``chunk_size`` of ``vmap``."""
-    batch = s.batch(size=4)
-    expected = _stacked(_loop(s.op, batch, (0,) * len(batch)))
-    close(vmap(s.op, out_dims=-1)(*batch), expected.movedim(0, -1))
-    close(vmap(s.op, chunk_size=3)(*batch), expected)
+    for batch in _batches(s, 4):
+        expected = _stacked(_loop(s.op, batch, (0,) * len(batch)))
+        close(vmap(s.op, out_dims=-1)(*batch), expected.movedim(0, -1))
+        close(vmap(s.op, chunk_size=3)(*batch), expected)
 
 
 @check("batching")
 def nested_vmap(s: Subject) -> None:
-    """``vmap(vmap(op))`` with different dimensions at the two levels."""
+    """``vmap(vmap(op))`` with different dimensions at the two levels, and constant tensors at both or at one of them."""
     outer = tuple(stack_of.movedim(0, -1) for stack_of in s.batch(size=2))
     batch = tuple(torch.stack([t, t * 1.01, t * 0.99]) for t in outer)
     expected = torch.stack([torch.stack([s.op(*[b[i].select(-1, j) for b in batch]) for j in range(2)]) for i in range(3)])
     close(vmap(vmap(s.op, in_dims=-1))(*batch), expected)
+    if not s.batches_constants:
+        return
+    n = len(batch)
+    constants = [c.unflatten(0, (3, 2)) for c in s.batch_with_constants(6)[n:]]
+    m, rows = len(constants), range(3)
+    for first, second in ((0, 0), (0, None), (None, 0)):  # the dimensions of the constants at the levels
+        all_of = [c[:, :1] if second is None else c[:1] if first is None else c for c in constants]
+        given = [c[:, 0] if second is None else c[0] if first is None else c for c in constants]
+        samples = [[[c.expand(3, 2, *c.shape[2:])[i, j] for c in all_of] for j in range(2)] for i in rows]
+        expected = [torch.stack([s.op(*[b[i].select(-1, j) for b in batch], *samples[i][j]) for j in range(2)]) for i in rows]
+        inner = vmap(s.op, in_dims=(*(-1,) * n, *(second,) * m))
+        close(vmap(inner, in_dims=(*(0,) * n, *(first,) * m))(*batch, *given), torch.stack(expected))
 
 
 @check("batching")
 def vmap_of_grad(s: Subject) -> None:
     """Per-sample gradients, ``vmap(grad(f))``, with shared and with per-sample parameters."""
-    _against_loop(s, lambda f: grad(scalar(f), s.argnums), _mixed_dims(len(s.diff_argnums)))
+    _against_loop(s, lambda f: grad(scalar(f), s.argnums), _mixed_dims(s))
 
 
 @check("batching")
@@ -466,38 +504,42 @@ def vmap_of_vjp(s: Subject) -> None:
 
         return run
 
-    _against_loop(s, pulled, _mixed_dims(len(s.diff_argnums)))
+    _against_loop(s, pulled, _mixed_dims(s))
 
 
 @check("batching")
 def grad_of_vmap(s: Subject) -> None:
     """``grad`` of a loss over a ``vmap``."""
-    batch = s.batch()
-    close(grad(scalar(vmap(s.op)), s.argnums)(*batch), grad(scalar(_looped(s.reference)), s.argnums)(*batch))
+    for batch in _batches(s):
+        close(grad(scalar(vmap(s.op)), s.argnums)(*batch), grad(scalar(_looped(s.reference)), s.argnums)(*batch))
 
 
 @check("batching")
 def vmap_of_jvp(s: Subject) -> None:
     """``vmap(jvp(f))``, and ``jvp`` of a ``vmap``."""
-    batch, tangents = s.batch(), s.tangents()
-    _against_loop(s, lambda f: lambda *x: jvp(f, x, tangents))
-    batched_tangents = tuple(like(t, i) for i, t in enumerate(batch))
-    close(jvp(vmap(s.op), batch, batched_tangents), jvp(_looped(s.reference), batch, batched_tangents))
+    tangents = s.tangents()
+    _against_loop(s, lambda f: lambda *x: jvp(f, x, tangents), _all_dims(s))
+    batched_tangents = tuple(like(t, i) for i, t in enumerate(s.batch()))
+    push = _of_each(s, lambda f: lambda *x: jvp(f, x, batched_tangents))
+    for batch in _batches(s):
+        close(push(vmap(s.op))(*batch), push(_looped(s.reference))(*batch))
 
 
 @check("batching")
 def vmap_of_hessian(s: Subject) -> None:
     """``vmap(hessian(f))``, and forward over forward per sample."""
-    _against_loop(s, lambda f: hessian(scalar(f), s.argnums))
-    _against_loop(s, lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums))
+    _against_loop(s, lambda f: hessian(scalar(f), s.argnums), _all_dims(s))
+    _against_loop(s, lambda f: jacfwd(jacfwd(scalar(f), s.argnums), s.argnums), _all_dims(s))
 
 
 @check("batching")
 def vmap_of_backward(s: Subject) -> None:
     """A graph recorded through ``vmap``: ordinary autograd outside, the batch inside."""
 
-    def gradients(f):
-        leaves = [t.clone().requires_grad_() for t in s.batch()]
-        return gradients_of(scalar(f)(*leaves), leaves)
+    def gradients(f, batch):
+        n = len(s.diff_argnums)
+        leaves = [t.clone().requires_grad_() for t in batch[:n]]
+        return gradients_of(scalar(f)(*leaves, *batch[n:]), leaves)
 
-    close(gradients(vmap(s.op)), gradients(_looped(s.reference)))
+    for batch in _batches(s):
+        close(gradients(vmap(s.op), batch), gradients(_looped(s.reference), batch))

@@ -1,7 +1,6 @@
 """Checks of clause 5 against the rest of torch's machinery: checkpoints, hooks, modes, threads, memory."""
 
 import concurrent.futures
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -134,7 +133,7 @@ def in_place_change_is_detected(s: Subject) -> None:
 def autocast(s: Subject) -> None:
     """Under autocast an operator keeps its dtype and value, and the gradient is the declared one."""
     # Autocast lowers float32; in float64 it affects only explicit conversions.
-    single = replace(s, inputs=tuple(v.float() if i in s.diff_argnums else v for i, v in enumerate(s.inputs)))
+    single = s.to_dtype(torch.float32)
     expected, gradients = s.op(*s.tensors), s.gradients(s.reference)
     value, slopes = single.op(*single.tensors), single.gradients(single.op)
     leaves = single.leaves()
@@ -201,12 +200,13 @@ def threads(s: Subject) -> None:
 def gradients_in_every_dtype(s: Subject) -> None:
     """In float16, bfloat16 and float32 gradient and tangent have their tensor's dtype and agree with float64."""
     for dtype, tolerance in ((torch.float16, 4e-3), (torch.bfloat16, 3e-2), (torch.float32, 2e-5)):
-        rounded = [t.to(dtype) for t in s.tensors]
-        leaves = [t.clone().requires_grad_() for t in rounded]
-        y = s.op(*leaves)
+        of_dtype = s.to_dtype(dtype)
+        rounded, leaves = of_dtype.tensors, of_dtype.leaves()
+        y = of_dtype.op(*leaves)
         actual = gradients_of(y, leaves, torch.ones_like(y))
-        exact = [t.double().requires_grad_() for t in rounded]
-        z = s.reference(*exact)
+        in_float64 = of_dtype.to_dtype(torch.float64)
+        exact = in_float64.leaves()
+        z = in_float64.reference(*exact)
         expected = gradients_of(z, exact, torch.ones_like(z))
         for a, e in zip(actual, expected, strict=True):
             assert a.dtype == dtype, f"gradient of dtype {a.dtype} for an input of {dtype}"
@@ -214,5 +214,5 @@ def gradients_in_every_dtype(s: Subject) -> None:
             torch.testing.assert_close(
                 a.double() / scale, e / scale, rtol=0, atol=tolerance * max(1, y.numel() // max(1, a.numel()))
             )
-        tangent = jvp(s.op, tuple(rounded), tuple(torch.ones_like(t) for t in rounded))[1]
+        tangent = jvp(of_dtype.op, rounded, tuple(torch.ones_like(t) for t in rounded))[1]
         assert tangent.dtype == y.dtype, f"tangent of dtype {tangent.dtype} for a value of {y.dtype}"

@@ -5,7 +5,7 @@ import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ def operator(
     smooth_forwards: Mapping[type, Callable[..., Any]] | None = None,
     max_saved_bytes: int | None = None,
     draws: Callable[..., Tensor] | bool = False,
+    constant: int | str | Sequence[int | str] = (),
     checks: Iterable[str] | None = None,
     backend: str = "aot_eager",
     tolerances: tuple[float, float] | None = None,
@@ -52,6 +53,7 @@ def operator(
         smooth_forwards: As for :func:`check_operator`.
         max_saved_bytes: As for :func:`check_operator`.
         draws: As for :func:`check_operator`.
+        constant: As for :func:`check_operator`.
         checks: Names of checks or of groups; all by default.
         backend: The backend of ``torch.compile``.
         tolerances: As for :func:`check_operator`.
@@ -83,6 +85,7 @@ def operator(
         "smooth_forwards": smooth_forwards,
         "max_saved_bytes": max_saved_bytes,
         "draws": draws,
+        "constant": constant,
         "backend": backend,
         "tolerances": tolerances,
     }
@@ -139,7 +142,8 @@ def operator(
             if hasattr(function, attribute):
                 setattr(test, attribute, getattr(function, attribute))
         unchecked = not_checked(
-            make_subject(function, (torch.zeros(1),), **settings), [name for name in names if name not in reasons]
+            make_subject(function, (torch.zeros(1),), **{**settings, "constant": ()}),
+            [name for name in names if name not in reasons],
         )
         # The lines that the plugin prints at the end of a run.
         test.not_checked = [gap(what, argument) for argument, what in unchecked.items()]

@@ -111,7 +111,8 @@ class Report(Mapping[str, Result]):
 
 def gap(what: str, argument: str) -> str:
     """A line about a property that was not checked."""
-    return f"not checked: {what}" if argument in ("draws", "inputs") else f"not checked: {what} (no `{argument}` was given)"
+    told = f"not checked: {what}"
+    return told if argument in ("draws", "inputs", "constant") else f"{told} (no `{argument}` was given)"
 
 
 class OperatorError(AssertionError):

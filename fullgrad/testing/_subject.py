@@ -51,6 +51,7 @@ class Subject:
         random_operator: The operator that draws; None where it is ``operator``.
         random_inputs: Its inputs; None where they are ``inputs``.
         tolerances: ``rtol`` and ``atol`` of comparisons; None for those of rounding in float64.
+        constant: Positions of floating tensors among the inputs that are not differentiated.
     """
 
     operator: Callable[..., Any]
@@ -66,13 +67,20 @@ class Subject:
     random_operator: Callable[..., Tensor] | None = None
     random_inputs: tuple[Any, ...] | None = None
     tolerances: tuple[float, float] | None = None
+    constant: tuple[int, ...] = ()
 
     # --- Inputs -------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def diff_argnums(self) -> tuple[int, ...]:
         """The positions of the differentiable inputs."""
-        return tuple(i for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and v.is_floating_point())
+        floating = [i for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and v.is_floating_point()]
+        return tuple(i for i in floating if i not in self.constant)
+
+    @functools.cached_property
+    def constant_argnums(self) -> tuple[int, ...]:
+        """The positions of the other tensors, such as indices and masks."""
+        return tuple(i for i, v in enumerate(self.inputs) if isinstance(v, Tensor) and i not in self.diff_argnums)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -97,10 +105,62 @@ class Subject:
         which = which or [True] * len(self.diff_argnums)
         return tuple(stack(t, size, dim) if w else t for t, w in zip(self.tensors, which, strict=True))
 
+    def batch_with_constants(self, size: int = 3) -> tuple[Tensor, ...]:
+        """The batch of the differentiable inputs in front, and then one of the constant tensors: see `other_constants`."""
+        samples = zip(*[self.other_constants[i % len(self.other_constants)] for i in range(size)], strict=True)
+        return (*self.batch(0, size), *[torch.stack(sample) for sample in samples])
+
+    @functools.cached_property
+    def other_constants(self) -> list[tuple[Tensor, ...]]:
+        """Constant tensors of some samples, those of the inputs first. The operator takes each, alone and with the others."""
+        given = [self.inputs[i] for i in self.constant_argnums]
+        samples = []
+        for step in range(4):
+            sample = list(given)
+            for place, v in enumerate(given if step else ()):
+                for other in _other_constants(v, step):
+                    if self._takes([*given[:place], other, *given[place + 1 :]]):
+                        sample[place] = other
+                        break
+            samples.append(tuple(sample if self._takes(sample) else given))
+        return samples
+
+    @functools.cached_property
+    def batches_constants(self) -> bool:
+        """Whether there are constant tensors, and torch can batch plain code by them."""
+        return bool(self.constant_argnums) and self.limit_of_constants is None
+
+    @functools.cached_property
+    def limit_of_constants(self) -> str | None:
+        """Why torch cannot batch by the constant tensors, as where a shape follows from their numbers; None if it can."""
+        n, batch = len(self.diff_argnums), self.batch_with_constants(2)
+        dims = (*(None,) * n, *(0,) * (len(batch) - n))
+        batch = (*self.tensors, *batch[n:])
+        try:
+            vmap(self.op, dims)(*batch)
+        except Exception as error:
+            if str(error).startswith("vmap: "):
+                return _first_line(error)
+            for function in (self.surrogate, self.value):
+                try:
+                    vmap(self.bind(function or plain), dims)(*batch)
+                except Exception as limit:
+                    return _first_line(limit)
+        return None
+
+    def _takes(self, constants: Sequence[Tensor]) -> bool:
+        """Whether the operator takes other constant tensors, and has a result as with those of the inputs."""
+        try:
+            y, expected = self.op(*self.tensors, *constants), self.op(*self.tensors)
+        except Exception:  # they are out of its range
+            return False
+        return (y.shape, y.dtype) == (expected.shape, expected.dtype)
+
     def repeated(self, size: int) -> tuple[Tensor, ...]:
-        """The differentiable inputs with ``size`` times the rows, those that have as many as the first."""
-        rows = self.tensors[0].shape[:1]
-        return tuple(t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[:1] == rows else t for t in self.tensors)
+        """The inputs with ``size`` times the rows, those that have as many as the first; constant tensors behind the others."""
+        tensors = (*self.tensors, *[self.inputs[i] for i in self.constant_argnums])
+        rows = tensors[0].shape[:1]
+        return tuple(t.repeat(size, *(1,) * (t.ndim - 1)) if t.ndim and t.shape[:1] == rows else t for t in tensors)
 
     def with_other_numbers(self) -> list[tuple[Any, ...]]:
         """The inputs with other numbers of Python, where the operator takes others; none where it does not."""
@@ -134,20 +194,40 @@ class Subject:
             for (holder, key, _), t in places:
                 put(holder, key, t)
 
+    @contextlib.contextmanager
+    def captured_as(self, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """A context in which the tensors that the operator captures are converted."""
+        places = tensor_places((self.operator,))
+        try:
+            for holder, key, t in places:
+                put(holder, key, convert(t))
+            yield
+        finally:
+            for holder, key, t in places:
+                put(holder, key, t)
+
+    def converted(self, convert: Callable[[Tensor], Tensor]) -> "Subject":
+        """The same subject with its tensors converted."""
+        return replace(self, inputs=tuple(convert(v) if isinstance(v, Tensor) else v for v in self.inputs))
+
     def to(self, device: str) -> "Subject":
         """The same subject with its tensors on a device."""
-        return replace(self, inputs=tuple(v.to(device) if isinstance(v, Tensor) else v for v in self.inputs))
+        return self.converted(lambda t: t.to(device))
+
+    def to_dtype(self, dtype: torch.dtype) -> "Subject":
+        """The same subject with its floating tensors in a dtype."""
+        return self.converted(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
     # --- Functions of the differentiable inputs alone -----------------------------------------------------------------
 
     def bind(self, function: Callable[..., Any], inputs: Sequence[Any] | None = None) -> Callable[..., Any]:
-        """``function`` with the constant inputs in place, or with others."""
-
+        """``function`` with the constant inputs in place, or with others; or with constant tensors behind the arguments."""
         argnums, inputs = self.diff_argnums, self.inputs if inputs is None else inputs
+        all_argnums = (*argnums, *self.constant_argnums)
 
         def bound(*tensors: Tensor) -> Any:
             arguments = list(inputs)
-            for i, t in zip(argnums, tensors, strict=True):
+            for i, t in zip(argnums if len(tensors) == len(argnums) else all_argnums, tensors, strict=True):
                 arguments[i] = t
             y = function(*arguments)
             if isinstance(y, Tensor):
@@ -245,6 +325,22 @@ _OTHERS: dict[type, Callable[[Any], list[Any]]] = {
     float: lambda v: [v * 0.75, v * 1.25, v + 0.25],
     int: lambda v: [v + 1, v - 1],
 }
+
+
+def _other_constants(constant: Tensor, step: int) -> list[Tensor]:
+    """Other numbers for a constant tensor, which an operator may take: smaller ones in the same order where they are no integers;
+    for indices and masks those that are there, in another order, or smaller ones.
+    """
+    if constant.is_floating_point() or constant.is_complex():
+        return [constant * 2.0**-step, constant.roll(step, -1) if constant.ndim else constant]
+    if constant.is_meta:
+        return []
+    flat = constant.flatten()
+    others = [constant.roll(step, -1), constant.flip(-1)] if constant.ndim else []
+    others.append(flat.roll(step).reshape(constant.shape))
+    is_mask = constant.dtype == torch.bool
+    others.append(~constant if is_mask else torch.where(constant > step, constant - step, constant.clamp(max=0)))
+    return [other for other in others if not torch.equal(other, constant)]
 
 
 def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

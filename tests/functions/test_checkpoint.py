@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.testing import assert_close
 import fullgrad
 from fullgrad._dispatch import innermost
 from tests.functions.transforms import NAMES, X, derivative
+from tests.operators import Cube
 
 
 class Block(nn.Module):
@@ -81,6 +83,106 @@ def test_parameters_that_are_not_found_again_are_an_error():
     own = {k: 2 * v.detach() for k, v in net.named_parameters()}
     with pytest.raises(RuntimeError, match=r"checkpoint: <lambda> captures a tensor .*Pass the tensor"):
         grad(lambda p: functional_call(net, p, (X,)).sum())(own)
+
+
+class Scaled(fullgrad.Elementwise):
+    """A user's operator of two tensors."""
+
+    reads: ClassVar = {0: (0, 1), 1: (0, 1)}
+
+    @staticmethod
+    def forward(x, s):
+        return torch.sin(x * s)
+
+    @staticmethod
+    def vjp_term(i, v, x, s):
+        return v * torch.cos(x * s) * (s if i == 0 else x)
+
+
+class WithIndex(Cube):
+    """A user's operator of two results, of which one is an index."""
+
+    @staticmethod
+    def forward(x):
+        return x * x * x, x.argmax(-1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        Cube.setup_context(ctx, inputs, output)
+
+    @staticmethod
+    def vjp(ctx, g, _):
+        return Cube.vjp(ctx, g)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return Cube.jvp(ctx, t), None
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return WithIndex.apply(x.movedim(in_dims[0], 0)), (0, 0)
+
+
+OWN = {
+    "Elementwise": lambda w: Scaled.apply(w, 0.5),
+    "Function": Cube.apply,
+    "two results": lambda w: WithIndex.apply(w)[0] * WithIndex.apply(w)[1],
+    "of the package": fullgrad.Round.apply,
+    "straight_through": fullgrad.straight_through(torch.round, torch.sin),
+}
+
+
+class OfOperator(nn.Module):
+    """A layer whose parameter meets no function of torch before an operator of the user."""
+
+    def __init__(self, op, how):
+        super().__init__()
+        self.w, self.op, self.how = nn.Parameter(X[1].clone()), op, how
+
+    def compute(self, x):
+        return self.op(self.w) * x
+
+    def forward(self, x):
+        if self.how == "torch's":
+            return torch.utils.checkpoint.checkpoint(self.compute, x, use_reentrant=False).sum()
+        ways = {
+            "plain": self.compute,
+            "checkpoint": lambda x: fullgrad.checkpoint(self.compute, x),
+            "straight_through": lambda x: fullgrad.straight_through(self.compute, self.compute)(x),
+            "with_reference": lambda x: fullgrad.with_reference(self.compute, self.compute, vmap_method="map")(x),
+        }
+        return ways[self.how](x).sum()
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "straight_through", "with_reference", "torch's"])
+@pytest.mark.parametrize("op", list(OWN))
+def test_a_parameter_that_an_operator_of_the_user_takes(op, how):
+    """It is an input, as one that a function of torch takes, in every transform."""
+    found = []
+    for kind in (how, "plain"):
+        block = OfOperator(OWN[op], kind)
+        own = {"w": 2 * block.w.detach()}
+
+        def loss(p, x, block=block):
+            return functional_call(block, p, (x,))
+
+        with fullgrad.adopting(checkpoint=True):
+            (g,) = torch.autograd.grad(block(X), block.w, create_graph=True)
+            results = [g, vmap(grad(loss), (None, 0))(own, X)["w"], jvp(lambda w: loss({"w": w}, X), (own["w"],), (X[0],))]
+            results.append(hessian(lambda w: loss({"w": w}, X[0]))(own["w"]))
+            results += torch.autograd.grad(g.sum() + 0 * block.w.sum(), block.w)
+        found.append(results)
+    assert_close(*found)
+
+
+def test_a_tensor_that_an_operator_takes_and_that_changed():
+    """The derivative refuses it, as one that a function of torch takes."""
+    table = X[0].clone()
+    y = fullgrad.checkpoint(lambda x: Cube.apply(table) * x, X.clone().requires_grad_())
+    table.mul_(2)
+    with pytest.raises(RuntimeError, match="in place"):
+        y.sum().backward()
 
 
 def test_tensors_that_it_closes_over():
@@ -222,8 +324,9 @@ def test_errors():
         fullgrad.checkpoint(lambda x: x.detach().mul_(2), X.clone().requires_grad_())
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
     hidden = weakref.ref(w)
-    with pytest.raises(RuntimeError, match="checkpoint: <lambda> captures a tensor"):
-        fullgrad.checkpoint(lambda x: Own.apply(x, hidden()), X)
+    for unseen in (lambda x: Own.apply(x, hidden()), lambda x: grad(lambda v: v.sin().sum())(hidden()) * x):
+        with pytest.raises(RuntimeError, match="checkpoint: <lambda> captures a tensor"):
+            fullgrad.checkpoint(unseen, X)
 
 
 @pytest.mark.parametrize("order", [1, 2])

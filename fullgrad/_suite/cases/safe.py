@@ -55,7 +55,11 @@ def _unit(x, ord=2):
 
 def _torch_unit(x, ord=2):
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return torch.nn.functional.normalize(wide, ord, -1).to(x.dtype)
+    norm = torch.linalg.vector_norm(wide, ord, -1, keepdim=True)
+    overflows = norm.isinf() & wide.isfinite().all(-1, keepdim=True)
+    top = torch.frexp(wide.abs().amax(-1, keepdim=True)).exponent.clamp(max=1023)
+    scaled = torch.where(overflows, torch.ldexp(wide, 1 - top), wide)
+    return torch.nn.functional.normalize(scaled, ord, -1).to(x.dtype)
 
 
 def _chosen(x, y):

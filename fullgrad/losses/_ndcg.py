@@ -107,13 +107,14 @@ def ndcg(
         r, softness_in_ranks = soft_ranks("ndcg", rows, softness, mode, method, standardize, descending=True)
         gains, n = gains_of(rows.y, gain).to(r.dtype), r.shape[-1]
         places = torch.arange(1, n + 1, dtype=r.dtype, device=r.device)
-        best, cuts = 1 / torch.log1p(places), k is not None and not surely(k >= n)
+        best, first = 1 / torch.log1p(places), None if k is None or surely(k >= n) else k
         if mode == "hard":
-            best = best * (places <= k) if cuts else best
+            best = best if first is None else best * (places <= first)
             discounts = 0 * r + shared_by_equals(rows.x, rows.valid, best.double(), descending=True).to(r.dtype)
         else:
-            cut = (lambda r: _cut(r, k, softness_in_ranks, rows.count)) if cuts else torch.ones_like
-            best, discounts = best * cut(places), cut(r) / torch.log1p(r)
+            discounts = 1 / torch.log1p(r)
+            if first is not None:
+                best, discounts = [y * _cut(s, first, softness_in_ranks, rows.count) for y, s in ((best, places), (discounts, r))]
         best, parts = torch.sort(gains, -1, descending=True).values * best, gains * discounts
         largest = best.sum(-1)
         return 1 - quotient(parts.sum(-1), largest, (largest == 0) & (rows.x == rows.x).all(-1))

@@ -44,7 +44,8 @@ def spearman(
     a row without an element has the loss 0, and does not count in the mean.
 
     A row in which all predictions or all targets are equal has no correlation: its loss is 1 with the derivative 0. The gradient
-    of a row that is standardized is inversely proportional to its spread, which the loss does not depend on. A row with a
+    of a row that is standardized is inversely proportional to its spread, which the loss does not depend on: that of a row of two
+    or three elements is large where they are nearly equal, so clip its norm, or give such rows a small weight. A row with a
     NaN has the loss NaN. Infinite predictions are ranked, which ``standardize`` allows. Half precision is computed in float32.
     Saved: the prediction, and numbers of each element.
 

@@ -29,7 +29,8 @@ def rank(
     with the weights P of :func:`argsort`; an element without weight in any place has its hard rank and the derivative 0;
     ``softsort`` weights the positions for each element, :math:`y_j = \sum_i i\,
     \Pi_i(-|z_j - z_{(i)}|)`. ``fast_soft_sort`` projects z onto the permutahedron of 1, …, n, :func:`proj_permutahedron`;
-    ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_j - z_k)`, with :func:`sigmoidal`.
+    ``sigmoid`` compares each pair, :math:`y_j = \frac12 + \sum_k S(z_k - z_j)`, or :math:`S(z_j - z_k)` for ascending ranks, with
+    :func:`sigmoidal`.
 
     ``softsort`` takes O(n log n) time and O(n) memory, ``neuralsort`` and ``sigmoid`` O(n) memory, ``sorting_network``
     O(n log² n) of both, derivatives included. Half precision does not have all integers above 256 (bfloat16) or 2048. Saved:

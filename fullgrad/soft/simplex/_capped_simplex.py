@@ -50,8 +50,8 @@ def proj_capped_simplex(
         mode: ``"smooth"``, ``"c0"``, ``"c1"``, ``"c2"`` or ``"laplace"``.
 
     Returns:
-        A tensor of the shape of ``x``. With k = 0 all are 0, with k = n all 1. A row is NaN where it has NaN or plus infinity;
-        minus infinity has the weight 0.
+        A tensor of the shape of ``x``. With k = 0 all are 0, with k = n all 1. A row is NaN where it has NaN or plus infinity, or
+        fewer than k elements above minus infinity, which has the weight 0.
 
     Raises:
         TypeError: ``x`` is not a real tensor, or ``k`` or ``softness`` is not a real number or tensor.

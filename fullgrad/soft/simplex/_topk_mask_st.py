@@ -25,8 +25,8 @@ def topk_mask_st(x: Tensor, k: int, dim: int = -1, softness: Softness = 0.1, mod
 
     with :func:`fullgrad.soft.proj_capped_simplex`, at every order. The ones are where :func:`torch.topk` finds its elements: any
     of equal ones; where ranks have parts of a row, the first of equal ones. The relaxation is computed only for a derivative, in
-    which equal elements have equal shares, plus infinity is chosen and the others share the rest. In a row of fewer than k elements
-    above minus infinity some of minus infinity are chosen. Saved: ``x``.
+    which equal elements have equal shares, plus infinity is chosen and the others share the rest. In a row of fewer than k
+    elements above minus infinity some of minus infinity are chosen. Saved: ``x``.
 
     On a device the host waits for the rounds that find the threshold of the relaxation.
 

@@ -113,6 +113,7 @@ from fullgrad._dispatch.torch_private import (
     get_unwrapped,
     give_rnn_weights,
     guard_on,
+    has_ended,
     innermost,
     is_alias_of,
     is_batched,

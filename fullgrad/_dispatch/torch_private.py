@@ -887,6 +887,11 @@ def level_of(tensor: Tensor) -> int:
     return max(0, _level(tensor)) if _level is not None else 0
 
 
+def has_ended(tensor: Tensor) -> bool:
+    """Whether a tensor belongs to a transform that has ended; torch refuses to compute with it."""
+    return _level is not None and _level(tensor) < -1  # -1: of none
+
+
 def requires_grad_at(tensor: Tensor, level: int) -> bool:
     """Whether a tensor requires a gradient at the level of a transform, or below all transforms, which is level 0."""
     while is_wrapped(tensor) and level_of(tensor) > level:

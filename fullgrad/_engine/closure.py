@@ -15,6 +15,7 @@ from fullgrad._dispatch import (
     current_level,
     forward_mode_is_on,
     has_data,
+    has_ended,
     in_legacy_vmap,
     innermost,
     is_compiling,
@@ -268,8 +269,8 @@ class Closure(Captures):
         """The values of tensors that matter and that variables of a function have, by identity: they are noted here, since code
         that is no function of torch, such as another Function, may use them.
         """
-        found = [t for t in self.held if type(self) is Closure and id(t) not in self.captured.of_modules]
-        found = [t for t in found if level_of(t) or any(are_differentiated([t]))]
+        held = self.held if type(self) is Closure else []
+        found = _that_matter([t for t in held if id(t) not in self.captured.of_modules])
         stand_ins = {id(t): t.detach() for t in found}
         return {id(t): self.noted(t) for t in found if substituted(function, {id(t): stand_ins[id(t)]}) is not function}
 
@@ -462,7 +463,7 @@ _again_outside = outside_dynamo_later(lambda captured, *args: captured.again(*ar
 
 def _that_matter(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that belong to a transform, of which nothing else can be asked below it, or need a derivative."""
-    tensors = list({id(t): t for t in tensors}.values())
+    tensors = list({id(t): t for t in tensors if not has_ended(t)}.values())
     levels = [level_of(t) for t in tensors]
     plain = [t for t, level in zip(tensors, levels, strict=True) if not level]
     needed = iter(are_differentiated(plain) if plain else [])

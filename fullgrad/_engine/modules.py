@@ -34,8 +34,9 @@ def run_with_states(states: Sequence[tuple[nn.Module, dict[str, Tensor]]], run: 
             training = any(part.training for part, _ in assigned)
             raise RuntimeError(
                 f"{kinds} when an operator made of functions calls it, which would be lost. Let the call take such a state as an "
-                "argument and return the new one, as init_hidden=False does for neurons of snntorch"
-                f"{', or call .eval() if it is assigned in training alone' if training else ''}."
+                "argument and return the new one, and call a module that keeps it besides, as neurons of snntorch do, by "
+                "torch.func.functional_call(module, dict(module.named_buffers()), args), which puts it back"
+                f"{'; or call .eval() if it is assigned in training alone' if training else ''}."
             )
         return result
     finally:

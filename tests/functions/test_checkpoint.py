@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
 
@@ -356,3 +356,33 @@ def test_memory_of_the_derivative(order):
 
     assert run(lambda f, x: f(x)) >= 7 * 4
     assert run(fullgrad.checkpoint) < 2 * 4
+
+
+class Remembering(torch.nn.Module):
+    """It keeps what it computed last, and never reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+    def forward(self, x):
+        self.last = torch.sin(self.weight * x)
+        return self.last
+
+
+@pytest.mark.parametrize(
+    "transform", [grad, lambda f: vmap(grad(f), (None, 0)), hessian, jacfwd], ids=["grad", "batch", "hessian", "jacfwd"]
+)
+def test_a_tensor_that_a_module_keeps_of_a_transform_that_has_ended_is_not_captured(transform):
+    """Parts that are computed again one after the other, as snntorch's neurons over time, of which each keeps one."""
+    module, x = Remembering(), torch.linspace(0.1, 1, 4, dtype=torch.float64)
+
+    def loss(call, p, x):
+        weights = {"weight": p}
+        for _ in range(3):
+            x = call(lambda x: torch.func.functional_call(module, weights, (x,)), x)
+        return x.sum()
+
+    args = module.weight.detach(), x
+    expected = transform(lambda *args: loss(lambda f, x: f(x), *args))(*args)
+    torch.testing.assert_close(transform(lambda *args: loss(fullgrad.checkpoint, *args))(*args), expected)

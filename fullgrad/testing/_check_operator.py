@@ -29,7 +29,7 @@ def check_operator(
     surrogate: Callable[..., Any] | None = None,
     cotangent_map: Callable[..., Any] | None = None,
     value: Callable[..., Any] | None = None,
-    smooth_forwards: Mapping[type, Callable[..., Any]] | None = None,
+    smooth_forwards: Mapping[Any, Callable[..., Any]] | None = None,
     max_saved_bytes: int | None = None,
     draws: Callable[..., Tensor] | bool = False,
     constant: int | str | Sequence[int | str] = (),
@@ -61,7 +61,8 @@ def check_operator(
             gradient of the first input. The value is then that of ``value``, or the input itself, and the ``jvp`` the identity.
         value: Plain torch code whose value the operator has to the last bit.
         smooth_forwards: For ``gradcheck`` of an operator whose value does not have its derivative: each class involved, with a
-            smooth function to run in place of its ``forward``. ``{}`` where the derivative is the true one.
+            smooth function to run in place of its ``forward``, or each function that ``custom_jvp`` and the like made, with one
+            to run in place of that which it was made of. ``{}`` where the derivative is the true one.
         max_saved_bytes: Bytes per element of output that may be saved beyond inputs and output; None leaves that unchecked.
         draws: For an operator that draws random numbers: called with the inputs and ``generator``, it draws the noise of one
             call, which the operator takes as ``noise``; True for an operator that takes none. The checks are then those of

@@ -27,7 +27,7 @@ def operator(
     surrogate: Callable[..., Any] | None = None,
     cotangent_map: Callable[..., Any] | None = None,
     value: Callable[..., Any] | None = None,
-    smooth_forwards: Mapping[type, Callable[..., Any]] | None = None,
+    smooth_forwards: Mapping[Any, Callable[..., Any]] | None = None,
     max_saved_bytes: int | None = None,
     draws: Callable[..., Tensor] | bool = False,
     constant: int | str | Sequence[int | str] = (),

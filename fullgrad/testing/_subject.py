@@ -58,7 +58,7 @@ class Subject:
     inputs: tuple[Any, ...]
     surrogate: Callable[..., Tensor] | None = None
     value: Callable[..., Tensor] | None = None
-    smooth_forwards: Mapping[type, Callable[..., Any]] | None = None
+    smooth_forwards: Mapping[Any, Callable[..., Any]] | None = None
     max_saved_bytes: int | None = 0
     linear: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -316,7 +316,9 @@ class Subject:
         """A context in which the operator has smooth forwards under its own rules."""
         with contextlib.ExitStack() as patches:
             for operator, forward in (self.smooth_forwards or {}).items():
-                patches.enter_context(mock.patch.object(operator, "forward", staticmethod(forward)))
+                # What a decorator made has a function where a class has its forward.
+                where = ("forward", staticmethod(forward)) if isinstance(operator, type) else ("function", forward)
+                patches.enter_context(mock.patch.object(operator, *where))
             yield
 
 

@@ -78,6 +78,15 @@ def test_ours_passes_everything():
     assert not check_operator(Cube.apply, X, surrogate=cube, value=cube, smooth_forwards={}).failures
 
 
+@pytest.mark.parametrize(("slope", "status"), [(1.0, "passed"), (2.0, "failed")])
+def test_what_a_decorator_made_has_a_smooth_function_too(slope, status):
+    """In place of that which it was made of."""
+    rounded = fullgrad.custom_jvp(torch.round)
+    rounded.defjvps(lambda t, y, x: slope * t)
+    found = check_operator(rounded, X, smooth_forwards={rounded: torch.clone}, checks=["gradcheck"], raise_exception=False)
+    assert found["gradcheck"].status == status
+
+
 def test_without_an_oracle_the_transforms_are_compared_with_each_other():
     """Plain torch code passes; an operator whose two modes disagree is found, by forward mode and by the adjoint test."""
     fast = ["reverse", "forward", "second order", "third order", "machinery", "batching"]

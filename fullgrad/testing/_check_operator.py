@@ -231,7 +231,7 @@ def not_checked(subject: Subject, checks: Iterable[str]) -> dict[str, str]:
 
 
 def _not_batched(subject: Subject) -> dict[str, str]:
-    """What batches leave unchecked of constant tensors."""
+    """The constant tensors that batches leave unchecked, with the reason."""
     if not subject.constant_argnums:
         return {}
     if subject.limit_of_constants is not None:

@@ -167,9 +167,11 @@ def shared_by_equals(x: Tensor, valid: Tensor | None, of_places: Tensor, descend
     """
     y, order = torch.sort(x.detach(), -1, descending=descending)
     first, last = tie_bounds(y)
-    counted = (torch.ones_like(order, dtype=torch.bool) if valid is None else valid).gather(-1, order).long()
-    until = counted.cumsum(-1)
-    start, end = (until - counted).gather(-1, first), until.gather(-1, last)
+    start, end = first, last + 1
+    if valid is not None:
+        counted = valid.gather(-1, order).long()
+        until = counted.cumsum(-1)
+        start, end = (until - counted).gather(-1, first), until.gather(-1, last)
     sums = torch.cat([torch.zeros_like(of_places[:1]), of_places.cumsum(0)])
     means = (sums[end] - sums[start]) / (end - start).clamp(min=1)
     means = torch.where(x != x, torch.nan, torch.zeros_like(means).scatter(-1, order, means))

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fullgrad._dispatch import perhaps
 from fullgrad.losses._rows import Rows, checked_rows, mean_ranks, quotient, soft_ranks
 from fullgrad.soft._mode_names import AnyStepMode
 from fullgrad.soft._relaxation import Softness, floating
@@ -90,10 +91,11 @@ def spearman(
 
     def of_rows(rows: Rows, softness: Softness | None) -> Tensor:
         r, _ = soft_ranks("spearman", rows, softness, mode, method, standardize, descending=False)
-        if isinstance(softness, Tensor):  # on which the loss of two elements does not depend
+        n = rows.count
+        if isinstance(softness, Tensor) and (isinstance(n, Tensor) or perhaps(n == 2)):  # on which two elements do not depend
             fixed, _ = soft_ranks("spearman", rows, softness.detach(), mode, method, standardize, descending=False)
             r = torch.where(rows.only(torch.ones_like(r)).sum(-1, keepdim=True) == 2, fixed, r)
-        q, n = mean_ranks(rows.y, rows.valid, descending=False).to(r.dtype), rows.count
+        q = mean_ranks(rows.y, rows.valid, descending=False).to(r.dtype)
         n = n.clamp(min=1) if isinstance(n, Tensor) else n
         # Divided by n, so that sums do not overflow.
         r, q = [rows.only(v - rows.only(v).sum(-1, keepdim=True) / n) / n for v in (r, q)]

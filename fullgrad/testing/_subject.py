@@ -183,28 +183,23 @@ class Subject:
     @contextlib.contextmanager
     def without_captured(self, why: str) -> Iterator[None]:
         """A context that says so where its code fails because of captured parameters, and puts them back."""
-        places = [(place, t) for place in tensor_places((self.operator,)) if (t := place[2]).requires_grad]
-        try:
-            yield
-        except Exception as error:
-            if not places:
-                raise
-            raise NotApplicable(f"tensors that the operator captures {why}: pass them as arguments") from error
-        finally:
-            for (holder, key, _), t in places:
-                put(holder, key, t)
+        places = [place for place in tensor_places((self.operator,)) if place[2].requires_grad]
+        with _put_back(places):
+            try:
+                yield
+            except Exception as error:
+                if not places:
+                    raise
+                raise NotApplicable(f"tensors that the operator captures {why}: pass them as arguments") from error
 
     @contextlib.contextmanager
     def captured_as(self, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
         """A context in which the tensors that the operator captures are converted."""
         places = tensor_places((self.operator,))
-        try:
+        with _put_back(places):
             for holder, key, t in places:
                 put(holder, key, convert(t))
             yield
-        finally:
-            for holder, key, t in places:
-                put(holder, key, t)
 
     def converted(self, convert: Callable[[Tensor], Tensor]) -> "Subject":
         """The same subject with its tensors converted."""
@@ -320,6 +315,16 @@ class Subject:
                 where = ("forward", staticmethod(forward)) if isinstance(operator, type) else ("function", forward)
                 patches.enter_context(mock.patch.object(operator, *where))
             yield
+
+
+@contextlib.contextmanager
+def _put_back(places: Sequence[Any]) -> Iterator[None]:
+    """A context after which tensors are in their places again."""
+    try:
+        yield
+    finally:
+        for holder, key, t in places:
+            put(holder, key, t)
 
 
 # Other numbers than one: close to it, between 0 and 1 where it is, and away from it.

@@ -133,7 +133,7 @@ def _warn(texts: tuple[str, str, str], tol: float, r: Tensor, is_finite: Tensor,
     size = norm(r).squeeze(-1)
     if not (size != 0).any():
         return
-    scale = torch.stack([norm(s).squeeze(-1).nan_to_num(0, posinf=torch.inf) for s in scales()]).amax(0)
+    scale = torch.stack([_scale(s) for s in scales()]).amax(0)
     bad = (size > max(tol, 16 * torch.finfo(r.dtype).eps) * scale) | ~size.isfinite()
     bad = bad & is_finite  # infinity and NaN are loud enough
     if bad.any():
@@ -143,3 +143,8 @@ def _warn(texts: tuple[str, str, str], tol: float, r: Tensor, is_finite: Tensor,
             f"has the scale {scale[first]:.2g}. {advice} `tol` sets the limit, and None leaves this out.",
             RuntimeWarning,
         )
+
+
+def _scale(a: Tensor) -> Tensor:
+    """The norm of vectors, infinity where a number overflows, and 0 where there is none."""
+    return torch.where(a.isinf().any(-1), torch.inf, norm(a).squeeze(-1).nan_to_num(0))

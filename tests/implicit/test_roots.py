@@ -823,6 +823,12 @@ def test_a_solution_at_which_the_equation_has_no_number_warns():
     solve(torch.tensor(torch.inf, dtype=F64), x)
 
 
+def test_an_equation_whose_scale_overflows_does_not_warn():
+    """A solution next to the largest number leaves a residual that rounding explains, although the scale is infinite."""
+    solve = implicit.argmin(lambda z, x: ((z - x) * (z - x) + z * z * 0.3).sum())(lambda init, x: x / 1.3)
+    solve(torch.zeros(5, dtype=F64), torch.tensor([0.7, 0.123, -1.9, 3.3, torch.finfo(F64).max], dtype=F64))
+
+
 # --- Structures, and transforms in an equation, in traced code --------------------------------------------------------------
 
 

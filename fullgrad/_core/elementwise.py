@@ -15,7 +15,7 @@ from fullgrad._core.function import Function, check_static, saves_nothing
 from fullgrad._core.generated import Generated, is_generated
 from fullgrad._core.opmath import HALF, cast, to_opmath
 from fullgrad._core.pieces import is_large, terms_in_pieces
-from fullgrad._dispatch import Rules, is_tracing, same_shape
+from fullgrad._dispatch import Rules, is_tracing, same_shape, unseen_by_dynamo
 
 __all__ = ["Elementwise"]
 
@@ -77,6 +77,7 @@ class Elementwise(Function):
 
     reads: ClassVar[Mapping[int, Sequence[int]] | Callable[..., Mapping[int, Sequence[int]]]]
 
+    @unseen_by_dynamo
     def __init_subclass__(cls, **kwargs: Any) -> None:
         check_static(cls, ("forward", *_RULES, "vmap", "vjp_term", "vjp_terms", "to_opmath"))
         # Rules that a class or a family writes are kept; rules made for a parent are made again.

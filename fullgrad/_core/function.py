@@ -6,7 +6,17 @@ import types
 from typing import Any, ClassVar
 
 from fullgrad._core.generated import Generated
-from fullgrad._dispatch import Rules, alias, connect, in_place_message, is_identity, pure, recomputed, saves_nothing
+from fullgrad._dispatch import (
+    Rules,
+    alias,
+    connect,
+    in_place_message,
+    is_identity,
+    pure,
+    recomputed,
+    saves_nothing,
+    unseen_by_dynamo,
+)
 
 __all__ = ["Function", "alias", "is_identity", "pure", "recomputed", "saves_nothing"]
 
@@ -115,6 +125,7 @@ class Function:
     # Whether the operator is one of the conversions between distributed tensors and shards.
     distributes_itself: ClassVar[bool] = False
 
+    @unseen_by_dynamo
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_static(cls, _RULES)

@@ -171,6 +171,7 @@ from fullgrad._dispatch.torch_private import (
     transforms_module,
     unpack_dual,
     unpacked,
+    unseen_by_dynamo,
     usual_keys,
     vmap_module,
     with_one_sample,

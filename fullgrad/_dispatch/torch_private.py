@@ -573,6 +573,19 @@ def outside_dynamo_later(function: Callable[..., Any], reason: str | None = None
     return found
 
 
+def unseen_by_dynamo(function: Callable[..., Any]) -> Any:
+    """Decorator for a function that makes an operator: compiled code runs it, after a graph break. Dynamo would go on to compile
+    each function below, `inspect` and `re` with them, which takes minutes and raises in torch.
+    """
+    found = outside_dynamo_later(function, "an operator is made: make it outside of compiled code")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return found[0](*args, **kwargs)
+
+    return call
+
+
 class _DynamoFinder(importlib.abc.MetaPathFinder):
     """Finds Dynamo through the other finders, and makes the waiting marks at the end of its import."""
 

@@ -26,8 +26,10 @@ from fullgrad._dispatch import (
     pytree,
     traced_class,
     transforms_active,
+    unseen_by_dynamo,
 )
 from fullgrad._engine.guard import guard
+from fullgrad._engine.node import refuse_inside
 from fullgrad.adoption import _scope
 from fullgrad.adoption._adopted import applied
 from fullgrad.adoption._class_call import ClassCall, is_new_style
@@ -103,6 +105,7 @@ def adopt(
 
     Source: the design is fullgrad's own.
     """
+    refuse_inside("adopt")
     if reference is not None and not isinstance(cls, type):
         return with_reference(cls, reference)
     if is_operator(cls):
@@ -226,6 +229,7 @@ def _left(context: Adopting) -> None:
 _enter, _leave = outside_dynamo_later(_entered), outside_dynamo_later(_left)  # Dynamo has broken its graph
 
 
+@unseen_by_dynamo
 def operator_of(cls: Any, options: Options) -> Any:
     """The adopted class as a function, the same one as long as it lives; it keeps the class alive, but not the reverse."""
     operators = _operators.setdefault(cls, weakref.WeakValueDictionary())

@@ -10,6 +10,7 @@ from torch import Tensor
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.fast import if_recorded
 from fullgrad._core.opmath import to_opmath
+from fullgrad._dispatch import unseen_by_dynamo
 from fullgrad.spikes._formulas import clamp_to_finite, nearness, times
 from fullgrad.spikes._values import expanded, step, threshold_for
 
@@ -66,6 +67,7 @@ class Step(Surrogate):
     rise: ClassVar[Callable[..., Tensor]]
     rise_by: ClassVar[Callable[..., Tensor]]
 
+    @unseen_by_dynamo
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "parameters" in cls.__dict__:
             names = ("v", *cls.parameters, "threshold", "grad_scale", "tie")

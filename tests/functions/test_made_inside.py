@@ -1,6 +1,7 @@
 """Operators of functions that compiled code makes itself: the graph breaks, and ``fullgraph=True`` says why."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,6 +15,16 @@ def _custom_jvp(x: Tensor) -> Tensor:
     f = fullgrad.custom_jvp(lambda x: torch.sin(x))
     f.defjvp(lambda primals, tangents: (f(*primals), 2 * tangents[0]))
     return f(x)
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
 
 
 MADE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,6 +41,7 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "root": lambda x: implicit.root(lambda z, x: z - 2 * x)(lambda z, x: 2 * x)(torch.zeros(2), x),
     "taylor": lambda x: forward.taylor(lambda x: x.square().sum(), x, x, 2)[1],
     "jet": lambda x: forward.jet(lambda x: x.square().sum(), (x,), ([x],))[1][0],
+    "adopt": lambda x: fullgrad.adopt(Twice)(x),
 }
 BY_CALL = "compiled code calls an operator of functions, as `forward.laplacian(f)`, that it has made itself: make it outside"
 
@@ -56,6 +68,30 @@ def test_without_fullgraph_the_graph_breaks(name: str) -> None:
     torch.testing.assert_close(*values, rtol=0, atol=0)
     if values[0].requires_grad:
         torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in values], rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # torch 2.11's, about classes
+@pytest.mark.parametrize("base", ["Function", "Elementwise"])
+def test_dynamo_compiles_no_code_that_makes_a_class(base: str) -> None:
+    """It would compile some thousand frames of `inspect` and `re`, for minutes, and raise in most processes."""
+
+    def cube(x: Tensor) -> Tensor:
+        if base == "Function":
+            return fullgrad.straight_through(lambda x: x**3, lambda x: x**3)(x)
+
+        class Cube(fullgrad.Elementwise):
+            reads: ClassVar = {0: (0,)}
+            forward = staticmethod(lambda x: x**3)
+            vjp_term = staticmethod(lambda i, v, x: 3 * x**2 * v)
+
+        return Cube.apply(x)
+
+    torch.compiler.reset()
+    frames = torch._dynamo.utils.counters["frames"]
+    before, x = frames["total"], torch.tensor([0.3, 1.7], requires_grad=True)
+    (gradient,) = torch.autograd.grad(torch.compile(cube, backend="eager")(x).sum(), x)
+    torch.testing.assert_close(gradient, 3 * x.detach() ** 2)
+    assert 0 < frames["total"] - before < 60
 
 
 def test_replace_grad_makes_no_operator() -> None:

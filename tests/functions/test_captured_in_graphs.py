@@ -151,7 +151,7 @@ def of_constants():
     }
 
 
-@pytest.mark.short
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize("name", of_constants())
 def test_straight_through_takes_constants(name):
     """Constants are inputs of the graph, also after they were changed; outside of transforms and in them."""

@@ -138,6 +138,7 @@ SHORT = [case for case in EACH if case[0] in FAST and (case[1] != "value" or cas
 
 
 @pytest.mark.long(but=len(SHORT))
+@pytest.mark.sampled(of=2)
 @pytest.mark.parametrize(("maker", "transform", "kind"), [*SHORT, *[case for case in EACH if case not in SHORT]])
 def test_a_changing_number_in_compiled_code(maker, transform, kind):
     follows(TRANSFORMS[transform](MAKERS[maker]()), kind)

@@ -343,7 +343,7 @@ wrong_rule.defvjp(lambda x: (x**3, x), wrong_bwd)
 wrong_kernel = fullgrad.with_reference(cube, cube, backward=lambda inputs, outputs, grads: wrong_bwd(inputs[0], grads[0]))
 
 
-@pytest.mark.short
+@pytest.mark.long(but=2)
 @pytest.mark.parametrize(
     "operator",
     [WrongGradient.apply, WrongTangent.apply, WrongTerm.apply, wrong_rule, wrong_kernel],

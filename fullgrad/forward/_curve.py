@@ -75,16 +75,19 @@ class Total(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, below: int, count: int) -> tuple[Any, int | None]:
         x = x.movedim(in_dims[0], 0)
-        return (x.sum(0), None) if current_level() == below else (Total.apply(x, below, count), 0)
+        if current_level() > below:
+            return Total.apply(x, below, count), 0
+        return x.squeeze(0) if len(x) == 1 else x.sum(0), None
 
 
 class Curve(Moving):
     """A value and its derivatives along a curve, as a tensor: functions of torch compute with all of them, ``if`` sees the value.
 
-    What reaches it in another way than by ``__torch_function__`` raises.
+    What reaches it in another way than by ``__torch_function__`` raises. ``known`` has the value and the derivatives, None for
+    what is known to be 0, as the second one of a straight line; ``filled`` has zeros in its place.
     """
 
-    parts: list[Any]
+    known: list[Any]
     scope: Scope
 
     @staticmethod
@@ -93,7 +96,14 @@ class Curve(Moving):
         return wrapper_tensor(cls, value.shape, dtype=value.dtype, device=value.device)
 
     def __init__(self, parts: Sequence[Any], scope: Scope) -> None:
-        self.parts, self.scope, self.call = list(parts), scope, scope.call
+        self.known, self.scope, self.call = list(parts), scope, scope.call
+
+    @property
+    def filled(self) -> list[Any]:
+        """The value and the derivatives."""
+        for k in [k for k, p in enumerate(self.known) if p is None]:
+            self.known[k] = torch.zeros_like(self.known[0])
+        return self.known
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,7 +114,7 @@ class Curve(Moving):
         raise Unknown(f"{func}: a value that moves along a curve reached it where torch asks no argument.")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Curve({self.parts})"
+        return f"Curve({self.known})"
 
 
 class _Parts(list[Any]):
@@ -124,7 +134,7 @@ pytree.register_pytree_node(_Parts, lambda held: (list(held), held.scope), lambd
 
 def _opened(tree: Any) -> Any:
     """A structure with the parts of each curve, which a transform sees."""
-    return pytree.tree_map(lambda v: _opened(_parts(v.scope, v.parts)) if is_curve(v) else v, tree)
+    return pytree.tree_map(lambda v: _opened(_parts(v.scope, v.filled)) if is_curve(v) else v, tree)
 
 
 def _closed(tree: Any) -> Any:
@@ -160,7 +170,7 @@ def leaves_of(tree: Any) -> list[Any]:
 def part(value: Any, k: int, scope: Scope) -> Any:
     """Part k of a curve of the scope, of a constant zeros."""
     if is_curve(value) and value.scope is scope:
-        return value.parts[k]
+        return value.filled[k]
     return value if k == 0 else torch.zeros_like(value) if isinstance(value, Tensor) else 0
 
 
@@ -172,7 +182,12 @@ class Call:
         self.leaves, self.spec = pytree.tree_flatten((tuple(args), kwargs), is_leaf=is_curve)
         self.scope: Scope = max((v.scope for v in self.leaves if is_curve(v)), key=lambda s: s.depth)
         self.where = [i for i, v in enumerate(self.leaves) if is_curve(v) and v.scope is self.scope]
-        self.curves = [self.leaves[i].parts for i in self.where]
+        self.known = [self.leaves[i].known for i in self.where]
+
+    @property
+    def curves(self) -> list[list[Any]]:
+        """The parts of each curve."""
+        return [self.leaves[i].filled for i in self.where]
 
     def __call__(self, values: Sequence[Any], constants: Sequence[Any] | None = None) -> Any:
         """The function with other values in the places of the curves, and of the constants."""
@@ -184,14 +199,15 @@ class Call:
 
     def of(self, k: int, constants: Sequence[Any] | None = None) -> Any:
         """The function of the parts of order k."""
-        return self([parts[k] for parts in self.curves], constants)
+        every = zip(self.known, self.where, strict=True)
+        return self([self.leaves[i].filled[k] if known[k] is None else known[k] for known, i in every], constants)
 
     def result(self, outputs: Sequence[Any]) -> Any:
-        """The curves whose parts are these results; what has no derivative is of the value."""
+        """The curves whose parts are these results, None for zeros; what has no derivative is of the value."""
         if isinstance(outputs[0], Tensor):
             return Curve(outputs, self.scope) if is_floating(outputs[0]) else outputs[0]
         leaves, spec = pytree.tree_flatten(outputs[0], is_leaf=is_curve)
-        every = zip(leaves, *[leaves_of(o) for o in outputs[1:]], strict=True)
+        every = zip(leaves, *[[None] * len(leaves) if o is None else leaves_of(o) for o in outputs[1:]], strict=True)
         return pytree.tree_unflatten([Curve(p, self.scope) if is_floating(p[0]) else p[0] for p in every], spec)
 
 
@@ -274,7 +290,8 @@ def derivatives_by_jvp(
 
 def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence[Sequence[Any]], shared: bool) -> list[list[Any]]:
     """The leaves of the result of a function of tensors, and of its derivatives along curves; ``series[k - 1]`` has the parts of
-    order k. With ``shared`` the parts between the value and the highest have their directions in front, and share the highest.
+    order k, None for zeros. With ``shared`` the parts between the value and the highest have their directions in front, and share
+    the highest.
     """
     order, below, count = len(series), current_level(), len(series[0][0]) if shared else None
     found: list[list[Any]] = []
@@ -285,7 +302,8 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
         parts = _closed(parts)
         with _counted():
             scope = Scope((current_level(), 0), order, below, count)
-            curves = [Curve([p.clone() for p in of_order], scope) for of_order in zip(*parts, strict=True)]
+            own = lambda p: None if p is None else p.clone()  # noqa: E731
+            curves = [Curve([own(p) for p in of_order], scope) for of_order in zip(*parts, strict=True)]
             try:
                 result = f(*curves)
             except (Unknown, RuntimeError) as error:
@@ -294,10 +312,10 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
                     raise
                 restore_random_states(before)
                 for c in () if is_refused else curves:  # each derivative gets the samples of the value, in which they are written
-                    c.parts[1:] = [p + torch.zeros_like(c.parts[0]) for p in c.parts[1:]]
+                    c.filled[1:] = [p + torch.zeros_like(c.filled[0]) for p in c.filled[1:]]
                 result = nested(Call(f, curves, {})) if is_refused else f(*curves)
         leaves = [result] if is_curve(result) else leaves_of(result)
-        found[:] = [[part(v, k, scope) for v in leaves] for k in range(order + 1)]
+        found[:] = [[_result(v, k, scope) for v in leaves] for k in range(order + 1)]
         return _opened(found[1:-1]) if shared else _
 
     with right_derivatives():
@@ -305,6 +323,14 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
         outputs = mapped(_opened([list(primals), *map(list, series)]), torch.empty(count or 1))
     # What has no directions needs no vmap to leave it.
     return [found[0], *_closed(outputs), found[-1]] if shared else found
+
+
+def _result(value: Any, k: int, scope: Scope) -> Any:
+    """Part k of a result; zeros require a gradient where the value does."""
+    if not is_curve(value) or value.scope is not scope:
+        return part(value, k, scope)
+    y = value.known[0]
+    return torch.where(torch.zeros_like(y, dtype=torch.bool), y, 0) if value.known[k] is None else value.known[k]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
@@ -110,7 +109,7 @@ def taylor(f: Callable[..., Any], x: Any, direction: Any, order: int) -> list[An
     if other != spec:
         raise ValueError(f"taylor: `direction` must have the structure of `x`, {spec}, got {other}.")
     _checked("taylor", leaves, [[v] for v in given])
-    series = [given, *[[torch.zeros_like(v) for v in given] for _ in range(order - 1)]] if order else []
+    series = [given, *[[None] * len(given)] * (order - 1)] if order else []
     *found, structure = _along(f, leaves, spec, series)
     return [pytree.tree_unflatten(y, structure) for y in found]
 

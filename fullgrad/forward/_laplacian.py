@@ -62,7 +62,7 @@ def _laplacian(f: Callable[..., Any], settings: tuple[Any, ...], args: tuple[Any
     (parts, chunk_size), (x, *constants) = settings, args
     point = Point("laplacian", "x", x)
     function = point.function(lambda *a, **k: returned("laplacian", f(*a, **k)), constants, kwargs)
-    zeros, n = [torch.zeros_like(t) for t in point.tensors], sum(point.counts)
+    n, zeros = sum(point.counts), [None] * len(point.tensors)
 
     def chunk(first: int, end: int) -> tuple[Any, Any, Any]:
         (value,), (slope,), (second,) = along_curves(function, point.tensors, [point.units(first, end), zeros], shared=True)

@@ -31,7 +31,7 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = Call(func, args, kwargs)
         if kind is Total:
             return _linear(call)
-        is_elementwise = isinstance(kind, type) and issubclass(kind, Elementwise) and len(call.curves) == 1
+        is_elementwise = isinstance(kind, type) and issubclass(kind, Elementwise) and len(call.where) == 1
         return _elementwise(call) if is_elementwise else nested(call)
     name = func.__name__
     if name in ("__get__", "__set__"):
@@ -60,11 +60,11 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return call.of(0)
     if name in _LINEAR:
         return _linear(call)
-    if name in _RULES and len(call.curves) == 1 and call.where == [0]:
+    if name in _RULES and call.where == [0]:
         return _by_rule(call)
     if name in _MULTILINEAR:
         return _multilinear(call)
-    is_elementwise = name in _ELEMENTWISE and len(call.curves) == 1 and not call.curves[0][0].dtype.is_complex
+    is_elementwise = name in _ELEMENTWISE and len(call.where) == 1 and not call.known[0][0].dtype.is_complex
     return _elementwise(call) if is_elementwise else nested(call)
 
 
@@ -78,8 +78,8 @@ def _attribute(name: str, access: str, curve: Any, *value: Any) -> Any:
     if access == "__set__":
         raise Unknown(f"{name}: the attribute of a value that moves along a curve cannot be set.")
     if name in ("T", "mT", "H", "mH", "real", "imag"):
-        return Curve([getattr(p, name) for p in curve.parts], curve.scope)
-    return getattr(curve.parts[0].detach() if name == "data" else curve.parts[0], name)
+        return Curve([getattr(p, name) for p in curve.filled], curve.scope)
+    return getattr(curve.known[0].detach() if name == "data" else curve.known[0], name)
 
 
 def _asks(func: Any) -> bool:
@@ -93,14 +93,17 @@ def _asks(func: Any) -> bool:
 def _linear(call: Call) -> Any:
     """The function of every part; constants that it adds have no derivative."""
     value, adds = call.of(0), call.name in _ADDS
-    if adds and len(call.curves) == 1 and len(call.leaves) == 2 and value.shape == call.curves[0][0].shape:
+    if adds and len(call.where) == 1 and len(call.leaves) == 2 and value.shape == call.known[0][0].shape:
         change = torch.neg if call.name in ("sub", "subtract") and call.where == [1] else torch.clone
-        return Curve([value, *[_like(change(p), value) for p in call.curves[0][1:]]], call.scope)
+        return Curve([value, *[None if p is None else _like(change(p), value) for p in call.known[0][1:]]], call.scope)
     zeros = [torch.zeros_like(v) if is_floating(v) else 0 if adds and isinstance(v, Number) else v for v in call.leaves]
     if "alpha" in call.kwargs:
         zeros[-1 - list(reversed(call.kwargs)).index("alpha")] = call.kwargs["alpha"]
-    found = [call.of(k, zeros) for k in range(1, call.scope.order + 1)]
-    return call.result([value, *[_like(y, value) if adds else y for y in found]])
+    # A view of zeros must be a view of those of its curve, which code may write into.
+    may_view = call.name not in _SUMS
+    moves = [may_view or any(known[k] is not None for known in call.known) for k in range(1, call.scope.order + 1)]
+    found = [call.of(k, zeros) if m else None for k, m in enumerate(moves, 1)]
+    return call.result([value, *[_like(y, value) if adds and y is not None else y for y in found]])
 
 
 def _multilinear(call: Call) -> Any:
@@ -108,10 +111,11 @@ def _multilinear(call: Call) -> Any:
 
     def derivative(k: int) -> Any:
         own, shared = [], []
-        for orders in itertools.product(range(k + 1), repeat=len(call.curves)):
-            if sum(orders) == k:
+        for orders in itertools.product(range(k + 1), repeat=len(call.known)):
+            factors = [known[j] for known, j in zip(call.known, orders, strict=True)]
+            if sum(orders) == k and all(f is not None for f in factors):
                 ways = math.factorial(k) // math.prod(map(math.factorial, orders))
-                term = call([parts[j] for parts, j in zip(call.curves, orders, strict=True)])
+                term = call(factors)
                 (shared if call.scope.shares(k) and max(orders) < k else own).append(term if ways == 1 else term * ways)
         return _sum(own + ([call.scope.total(_sum(shared))] if shared else []))
 
@@ -120,17 +124,12 @@ def _multilinear(call: Call) -> Any:
 
 def _elementwise(call: Call) -> Any:
     """Faa di Bruno's rule, with the derivatives of the function at the value."""
-    (x,), scope = call.curves, call.scope
+    (x,), scope = call.known, call.scope
     slopes, products = _slopes(call, x[0]), {}
 
     def derivative(k: int) -> Any:
-        terms = [
-            s * (scope.total(bell) if scope.shares(k) and m > 1 else bell)
-            for m, s in enumerate(slopes[1 : k + 1], 1)
-            if s is not None
-            for bell in [_bell(x, k, m, products)]
-        ]
-        return _sum(terms) if terms else torch.zeros_like(slopes[0])
+        pairs = [(m, s, _bell(x, k, m, products)) for m, s in enumerate(slopes[1 : k + 1], 1) if s is not None]
+        return _sum([s * (scope.total(b) if scope.shares(k) and m > 1 else b) for m, s, b in pairs if b is not None])
 
     return call.result([slopes[0], *[derivative(k) for k in range(1, scope.order + 1)]])
 
@@ -138,7 +137,7 @@ def _elementwise(call: Call) -> Any:
 def _bell(x: Sequence[Any], k: int, m: int, products: dict[tuple[int, ...], Any]) -> Any:
     """The sum over the partitions of k elements into m sets; products of parts of x are computed once."""
     terms = []
-    for sizes in _sizes(k, m):
+    for sizes in [sizes for sizes in _sizes(k, m) if all(x[i] is not None for i in sizes)]:
         ways = math.factorial(k) // math.prod([math.factorial(i) ** n * math.factorial(n) for i, n in Counter(sizes).items()])
         term = _product(x, sizes, products)
         terms.append(term if ways == 1 else term * ways)
@@ -162,7 +161,8 @@ def _product(x: Sequence[Any], sizes: tuple[int, ...], products: dict[tuple[int,
 
 
 def _sum(terms: Sequence[Any]) -> Any:
-    return functools.reduce(operator.add, terms)
+    """The sum, None without terms."""
+    return functools.reduce(operator.add, terms) if terms else None
 
 
 def _slopes(call: Call, x: Any) -> list[Any]:
@@ -171,8 +171,8 @@ def _slopes(call: Call, x: Any) -> list[Any]:
     formula = None if hasattr(call.func, "operator") else _SLOPES.get(call.name)
     if formula is None or call.where != [0] or any(isinstance(c, Tensor) for c in constants):
         inner = call.scope.within(order)
-        zeros = [torch.zeros_like(x)] * (order - 1)
-        found = nested(Call(lambda v: call([v]), [Curve([x, torch.ones_like(x), *zeros], inner)], {}))
+        line = Curve([x, torch.ones_like(x), *[None] * (order - 1)], inner)
+        found = nested(Call(lambda v: call([v]), [line], {}))
         return [part(found, k, inner) for k in range(order + 1)]
     found, (first, second) = [call([x])], formula
     found.append(first(x, found[0], *constants))
@@ -181,9 +181,9 @@ def _slopes(call: Call, x: Any) -> list[Any]:
     while found[-1] is not None and len(found) <= order:  # that of order k + 1 is the derivative of order k of the first
         k = len(found) - 1
         scope = call.scope.within(k)
-        moving = [x, torch.ones_like(x), *[torch.zeros_like(x)] * (k - 1)]
+        moving = [x, torch.ones_like(x), *[None] * (k - 1)]
         s = first(Curve(moving, scope), Curve(found[: k + 1], scope), *constants)
-        found.append(s.parts[k] if is_curve(s) and s.scope is scope else None)
+        found.append(s.known[k] if is_curve(s) and s.scope is scope else None)
     return [*found, *[None] * (order + 1 - len(found))]
 
 
@@ -198,7 +198,7 @@ def _by_rule(call: Call) -> Any:
             found = rule(x[0], y[0], x[1])
         else:
             tangents = [*x[1:k], torch.zeros_like(x[0])] if shares else x[1 : k + 1]
-            found = rule(Curve(x[:k], within), Curve(y, within), Curve(tangents, within)).parts[k - 1]
+            found = rule(Curve(x[:k], within), Curve(y, within), Curve(tangents, within)).filled[k - 1]
         y = [*y, scope.total(found) + rule(x[0], y[0], x[k]) if shares else found]
     return Curve([_like(p, y[0]) for p in y], scope)
 
@@ -209,7 +209,7 @@ def _in_place(call: Call) -> Any:
         raise Unknown(f"{call.name}: a value that moves along a curve would be written into one that does not.")
     if name == "setitem":
         _, index, value = call.args
-        for k, p in enumerate(target.parts):
+        for k, p in enumerate(target.filled):
             p[index] = part(value, k, call.scope)
         return None
     function = getattr(Tensor, name, None) or getattr(torch, name, None) or getattr(F, name, None)
@@ -221,9 +221,9 @@ def _in_place(call: Call) -> Any:
     value = function(*[read if a is target else a for a in call.args], **call.kwargs)
     parts = [part(value, k, call.scope) for k in range(call.scope.order + 1)]
     if name in _REBOUND:
-        target.parts = parts
+        target.known = parts
         return target
-    for p, given in zip(target.parts, parts, strict=True):  # in place, since the parts of a view are views
+    for p, given in zip(target.filled, parts, strict=True):  # in place, since the parts of a view are views
         p.copy_(given) if isinstance(given, Tensor) else p.fill_(given)
     return target
 
@@ -262,8 +262,9 @@ _CONSTANT = _names(
 # Methods of Python, which see the value: x.float() is another function than float(x).
 _OF_PYTHON = {f"__{name}__" for name in ("bool", "len", "int", "float", "index", "complex", "contains", "format", "array")}
 _ADDS = {"add", "sub", "subtract", "where", "masked_fill"}  # numbers too
-_LINEAR = _ADDS | _names(
-    """neg negative positive sum mean trace cumsum diff reshape view view_as reshape_as flatten unflatten ravel permute
+_SUMS = _ADDS | {"sum", "mean"}
+_LINEAR = _SUMS | _names(
+    """neg negative positive trace cumsum diff reshape view view_as reshape_as flatten unflatten ravel permute
     transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand expand_as broadcast_to repeat tile
     repeat_interleave cat concat concatenate stack hstack vstack dstack chunk split tensor_split unbind narrow select
     getitem index_select gather take_along_dim masked_select take roll flip fliplr flipud rot90 tril triu diag diagonal
@@ -406,9 +407,10 @@ def _biased(function: Any, dims: int = 0) -> tuple[str, Callable[..., Any]]:
         if bias is None:
             return NotImplemented
         if not is_curve(weight) and not is_curve(bias):  # affine in x: one kernel for the value
-            value = function(x.parts[0], weight, bias, *args, **kwargs)
-            others = [function(p, weight, None, *args, **kwargs) for p in x.parts[1:]]
-            return Curve([_like(value, others[0]), *others], x.scope)
+            value = function(x.known[0], weight, bias, *args, **kwargs)
+            others = [None if p is None else function(p, weight, None, *args, **kwargs) for p in x.known[1:]]
+            first = next((y for y in others if y is not None), value)
+            return Curve([_like(value, first), *others], x.scope)
         y = function(x, weight, None, *args, **kwargs)
         return y + _like(bias, y).reshape(-1, *[1] * dims)
 
@@ -430,11 +432,12 @@ def _div(a: Any, other: Any, *, rounding_mode: Any = None) -> Any:
         return NotImplemented
     if is_curve(other) and (not is_curve(a) or a.scope.depth <= other.scope.depth):
         return a * other.reciprocal()
-    return Curve([p / other for p in a.parts], a.scope)
+    return Curve([None if p is None else p / other for p in a.known], a.scope)
 
 
 def _pad(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
-    return Curve([F.pad(p, pad, mode, None if k else value) for k, p in enumerate(x.parts)], x.scope)
+    padded = [None if p is None else F.pad(p, pad, mode, None if k else value) for k, p in enumerate(x.known)]
+    return Curve(padded, x.scope)
 
 
 def _dropout(x: Any, p: float, train: bool) -> Any:

@@ -45,6 +45,46 @@ def u(x, p=P):
     return functional_call(NET, p, (x,)).squeeze(-1)
 
 
+def first_in_place(x):
+    y = x.clone()
+    y[0] = x[1] * 2
+    return (y.mul_(x).add_(1.0) ** 3).sum()
+
+
+# What a straight line meets first: its second derivative is 0, and is not computed where that is known.
+FIRST = {
+    "linear": lambda x: F.linear(x, X.outer(X), X),
+    "linear and a kink": lambda x: F.relu(F.linear(x, X.outer(X), X)),
+    "a sum": lambda x: ((x + 1) - X + 2 * x).sum(),
+    "a view": lambda x: (x.reshape(2, 2).T @ torch.stack([x[:2], x[2:]])).sin().sum(),
+    "chunks": lambda x: sum(c.prod() * k for k, c in enumerate(x.chunk(2), 1)),
+    "a quotient": lambda x: (x / X).exp().sum() + (1 / (x + 3)).sum(),
+    "padded": lambda x: F.pad(x, (1, 2), value=0.5).cos().prod(),
+    "a convolution": lambda x: F.conv1d(x[None], X[None, None, :2], X[:1]).square().sum(),
+    "a rule": lambda x: x.softmax(0)[0],
+    "no rule": lambda x: x.cumprod(0).sum(),
+    "an operator": lambda x: (soft.relu(x) * x).sum(),
+    "in place": first_in_place,
+    "a condition": lambda x: torch.where(x > 0, x, 2 * x).square().sum(),
+    "attention": lambda x: F.scaled_dot_product_attention(x.view(1, 2, 2), x.view(1, 2, 2).sin(), x.view(1, 2, 2)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_what_a_straight_line_meets_first(name):
+    """Laplacian and derivatives of order 4 are those of torch, and a result that is 0 has a gradient of zeros."""
+    f = FIRST[name]
+    assert_close(laplacian(f)(X), trace(f)(X), rtol=1e-10, atol=1e-10)
+    v = X.flip(0).cos()
+    along = taylor(f, X, v, 4)
+    g = lambda t: f(X + t * v)  # noqa: E731
+    for found in along:
+        assert_close(found, g(X.new_zeros(())), rtol=1e-9, atol=1e-9)
+        g = lambda t, g=g: jvp(g, (t,), (torch.ones_like(t),))[1]  # noqa: E731
+    weight = X.clone().requires_grad_()
+    torch.autograd.grad(laplacian(lambda x: f(x * weight))(X).sum(), weight)
+
+
 @pytest.mark.parametrize(
     ("f", "x", "wanted"),
     [

@@ -25,7 +25,9 @@ from fullgrad._dispatch import (
     innermost,
     intercept_functions,
     intercept_operators,
+    is_compiling,
     is_forward_mode,
+    is_recorded,
     is_tracing,
     leave_to_python,
     make_dual,
@@ -202,7 +204,7 @@ def install() -> None:
     """Give torch the kernels, which do as torch's own outside of a context."""
     with _lock:
         if _state.library is None and not _state.is_changing:
-            if is_tracing():
+            if is_compiling() or is_recorded():
                 raise NotImplementedError("fullgrad.forward: open fullgrad.completing() around the call of compiled code.")
             _install()
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,26 @@ NET, P = network()
 
 def u(x, p=P):
     return functional_call(NET, p, (x,)).squeeze(-1)
+
+
+FIRST_USE = """
+import torch
+from fullgrad.forward import laplacian
+from torch.utils.flop_counter import FlopCounterMode
+
+x = torch.tensor([0.3, -1.2])
+with FlopCounterMode(display=False) as counter:
+    value = laplacian(lambda x: (x @ torch.ones(2, 3)).square().sum())(x)
+torch.testing.assert_close(value, torch.tensor(12.0))
+print(counter.get_total_flops())
+"""
+
+
+@pytest.mark.long
+def test_the_first_use_of_a_process_may_be_in_a_mode():
+    """One that counts operations, and records no graph."""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST_USE], capture_output=True, text=True)
+    assert int(run.stdout) >= 2 * (2 * 2 * 3), run.stderr[-1500:]
 
 
 def first_in_place(x):

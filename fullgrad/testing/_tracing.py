@@ -70,6 +70,7 @@ def compile_changing_numbers(s: Subject) -> None:
     if len(calls) == 1:
         raise NotApplicable("no number among the inputs may have another value")
     places = [i for i in range(len(s.inputs)) if calls[0][i] is not calls[1][i]]
+    s.bind(plain)  # which Dynamo traces below: it cannot enter the lock of a property that is computed for the first time
 
     def with_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
         def total(numbers: tuple[Any, ...], *tensors: Tensor) -> Tensor:

@@ -67,7 +67,11 @@ class Writes(TorchFunctionMode):
         if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
             key = self.key(args[1]) if name == "__setitem__" and _is_mask(args[1]) else None
             self.changes += name != "__invert__"
-            if function is Tensor.__setitem__ and (masked := _masked(args[0], args[1], args[2], key)) is not None:
+            if (
+                function is Tensor.__setitem__
+                and self.is_batch
+                and (masked := _masked(args[0], args[1], args[2], key)) is not None
+            ):
                 target, mask, value = masked
                 return target.copy_(torch.where(mask, value, target))
             if function is Tensor.__setitem__ and isinstance(args[2], _Chosen):

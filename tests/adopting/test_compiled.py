@@ -134,6 +134,35 @@ def test_a_context_that_is_opened_in_compiled_code(decorates):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
+class WritesWhatItSelects(Function):
+    """A backward that writes into a mask what it has selected."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        y = 2 * g
+        y[x > 0] = -y[x > 0]
+        return y
+
+
+def test_a_class_compiles_as_before_after_it_was_batched():
+    op, x = fullgrad.adopt(WritesWhatItSelects), torch.tensor([[0.3, -1.2], [0.7, 2.0]])
+    slope = torch.where(x > 0, -2.0, 2.0)
+    derivative = grad(lambda x: (3 * op(x)).sum())
+    for _ in range(2):
+        torch.compiler.reset()
+        for backend in ("eager", "aot_eager"):
+            assert torch.equal(torch.compile(derivative, backend=backend, fullgraph=True)(x), 3 * slope)
+        assert torch.equal(make_fx(derivative)(x)(x), 3 * slope)
+        assert torch.equal(vmap(derivative)(x), 3 * slope)
+    assert torch.equal(torch.compile(vmap(derivative), backend="aot_eager", fullgraph=True)(x), 3 * slope)
+
+
 def test_without_a_transform():
     """Without a transform Dynamo handles what it can, and our node a class with a ``jvp``, which Dynamo refuses."""
     x = X.clone().requires_grad_()

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.opmath import any_half, to_opmath
-from fullgrad._dispatch import without_question
-from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, nested, part
+from fullgrad._dispatch import innermost, is_alias_of, without_question
+from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, leaves_of, nested, part
 
 
 @computes
@@ -53,7 +53,7 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = name.partition(".")[0]  # of an overload of torch.ops.aten
     call = Call(func, args, kwargs, name)
     if not args:  # keywords have another order than the tables know
-        return nested(call)
+        return _other(call)
     if name == "setitem" or name.endswith("_"):
         return _in_place(call)
     if name in _CONSTANT:
@@ -65,7 +65,7 @@ def apply(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name in _MULTILINEAR:
         return _multilinear(call)
     is_elementwise = name in _ELEMENTWISE and len(call.where) == 1 and not call.known[0][0].dtype.is_complex
-    return _elementwise(call) if is_elementwise else nested(call)
+    return _elementwise(call) if is_elementwise else _other(call)
 
 
 def _is_of_torch(func: Any) -> bool:
@@ -77,6 +77,8 @@ def _attribute(name: str, access: str, curve: Any, *value: Any) -> Any:
     """An attribute of a tensor, which is that of the value, or a linear function."""
     if access == "__set__":
         raise Unknown(f"{name}: the attribute of a value that moves along a curve cannot be set.")
+    if name == "real" and not curve.dtype.is_complex:  # itself, as of any tensor
+        return curve
     if name in ("T", "mT", "H", "mH", "real", "imag"):
         return Curve([getattr(p, name) for p in curve.filled], curve.scope)
     return getattr(curve.known[0].detach() if name == "data" else curve.known[0], name)
@@ -88,6 +90,22 @@ def _asks(func: Any) -> bool:
 
 
 # --- Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def _other(call: Call) -> Any:
+    """A function that no table has. One that returns a view is linear, and each part is a view, which code may write into."""
+    found = nested(call)
+    curves = [v for v in leaves_of(found) if is_curve(v)]
+    given = [_plain(known[0]) for known in call.known]
+    is_view = bool(curves) and all(any(is_alias_of(_plain(v), x) for x in given) for v in curves)
+    return _linear(call) if is_view else found
+
+
+def _plain(value: Any) -> Tensor:
+    """The value of curves in curves, below all transforms."""
+    while is_curve(value):
+        value = value.known[0]
+    return innermost(value)
 
 
 def _linear(call: Call) -> Any:
@@ -441,7 +459,7 @@ def _pad(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
 
 
 def _dropout(x: Any, p: float, train: bool) -> Any:
-    return x * F.dropout(torch.ones_like(x), p) if train and p else x.clone()
+    return x * F.dropout(torch.ones_like(x), p) if train and p else x  # itself, as of any tensor
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {

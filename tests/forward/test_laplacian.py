@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 from torch.testing import assert_close
 
@@ -105,6 +105,45 @@ def test_what_a_straight_line_meets_first(name):
         g = lambda t, g=g: jvp(g, (t,), (torch.ones_like(t),))[1]  # noqa: E731
     weight = X.clone().requires_grad_()
     torch.autograd.grad(laplacian(lambda x: f(x * weight))(X).sum(), weight)
+
+
+# Functions that return their argument or a view of it.
+ALIASES = {
+    **{name: getattr(torch, name) for name in ("atleast_1d", "atleast_2d", "resolve_conj", "conj_physical", "cartesian_prod")},
+    **{name: getattr(Tensor, name) for name in ("view_as", "type_as", "expand_as", "reshape_as")},
+    "adjoint": lambda y: y.view(1, 4).adjoint(),
+    "hsplit": lambda y: torch.hsplit(y, 2)[0],
+    "diagonal": lambda y: torch.linalg.diagonal(y.view(2, 2)),
+    "einsum": lambda y: torch.einsum("ij->ji", y.view(1, 4)),
+    "sum_to_size": lambda y: y.sum_to_size(4),
+    "as_strided": lambda y: y.as_strided((2,), (2,)),
+    "alias": torch.ops.aten.alias,
+    "real": lambda y: y.real,
+    "dropout": lambda y: F.dropout(y, 0.5, False),
+    "no dropout": lambda y: F.dropout(y, 0.0),
+    "alpha_dropout": lambda y: F.alpha_dropout(y, 0.5, False),
+    "slices": lambda y: y[1:][None, ::2],
+}
+
+
+@pytest.mark.parametrize("read", ["the tensor", "the alias"])
+@pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.parametrize("first", [lambda x: 2 * x, lambda x: x * x + x], ids=["a line", "a curve"])
+def test_code_may_write_into_an_alias(name, read, first):
+    """All parts of the tensor are written to."""
+
+    def f(x):
+        y = first(x)
+        z = ALIASES[name](*[y] * (2 if name.endswith("_as") else 1))
+        z.tanh_()
+        return (y if read == "the tensor" else z).square().sum()
+
+    assert_close(laplacian(f)(X), trace(f)(X), rtol=1e-10, atol=1e-10)
+    found = taylor(f, X, X.cos(), 3)
+    g = lambda t: f(X + t * X.cos())  # noqa: E731
+    for y in found:
+        assert_close(y, g(X.new_zeros(())), rtol=1e-9, atol=1e-9)
+        g = lambda t, g=g: jvp(g, (t,), (torch.ones_like(t),))[1]  # noqa: E731
 
 
 @pytest.mark.parametrize(

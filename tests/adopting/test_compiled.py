@@ -133,7 +133,6 @@ def test_a_context_that_is_opened_in_compiled_code(decorates):
         torch.compile(f, backend="aot_eager", fullgraph=True)(oracle.batch(X))
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
 class WritesWhatItSelects(Function):
     """A backward that writes into a mask what it has selected."""
 
@@ -163,6 +162,7 @@ def test_a_class_compiles_as_before_after_it_was_batched():
     assert torch.equal(torch.compile(vmap(derivative), backend="aot_eager", fullgraph=True)(x), 3 * slope)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does it itself
 def test_without_a_transform():
     """Without a transform Dynamo handles what it can, and our node a class with a ``jvp``, which Dynamo refuses."""
     x = X.clone().requires_grad_()

@@ -98,11 +98,17 @@ class Curve(Moving):
     def __init__(self, parts: Sequence[Any], scope: Scope) -> None:
         self.known, self.scope, self.call = list(parts), scope, scope.call
 
+    def part(self, k: int) -> Any:
+        """The value or a derivative, as a tensor."""
+        if self.known[k] is None:
+            self.known[k] = torch.zeros_like(self.known[0])
+        return self.known[k]
+
     @property
     def filled(self) -> list[Any]:
         """The value and the derivatives."""
-        for k in [k for k, p in enumerate(self.known) if p is None]:
-            self.known[k] = torch.zeros_like(self.known[0])
+        for k in range(len(self.known)):
+            self.part(k)
         return self.known
 
     @classmethod
@@ -170,8 +176,13 @@ def leaves_of(tree: Any) -> list[Any]:
 def part(value: Any, k: int, scope: Scope) -> Any:
     """Part k of a curve of the scope, of a constant zeros."""
     if is_curve(value) and value.scope is scope:
-        return value.filled[k]
+        return value.part(k)
     return value if k == 0 else torch.zeros_like(value) if isinstance(value, Tensor) else 0
+
+
+def of_each(function: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+    """A linear function of each part, None for zeros."""
+    return [None if p is None else function(p) for p in parts]
 
 
 class Call:
@@ -199,8 +210,7 @@ class Call:
 
     def of(self, k: int, constants: Sequence[Any] | None = None) -> Any:
         """The function of the parts of order k."""
-        every = zip(self.known, self.where, strict=True)
-        return self([self.leaves[i].filled[k] if known[k] is None else known[k] for known, i in every], constants)
+        return self([self.leaves[i].part(k) for i in self.where], constants)
 
     def result(self, outputs: Sequence[Any]) -> Any:
         """The curves whose parts are these results, None for zeros; what has no derivative is of the value."""
@@ -302,8 +312,7 @@ def along_curves(f: Callable[..., Any], primals: Sequence[Any], series: Sequence
         parts = _closed(parts)
         with _counted():
             scope = Scope((current_level(), 0), order, below, count)
-            own = lambda p: None if p is None else p.clone()  # noqa: E731
-            curves = [Curve([own(p) for p in of_order], scope) for of_order in zip(*parts, strict=True)]
+            curves = [Curve(of_each(torch.clone, of_order), scope) for of_order in zip(*parts, strict=True)]
             try:
                 result = f(*curves)
             except (Unknown, RuntimeError) as error:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fullgrad._core.elementwise import Elementwise
 from fullgrad._core.opmath import any_half, to_opmath
 from fullgrad._dispatch import innermost, is_alias_of, without_question
-from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, leaves_of, nested, part
+from fullgrad.forward._curve import Call, Curve, Total, Unknown, computes, is_curve, is_floating, leaves_of, nested, of_each, part
 
 
 @computes
@@ -113,7 +113,7 @@ def _linear(call: Call) -> Any:
     value, adds = call.of(0), call.name in _ADDS
     if adds and len(call.where) == 1 and len(call.leaves) == 2 and value.shape == call.known[0][0].shape:
         change = torch.neg if call.name in ("sub", "subtract") and call.where == [1] else torch.clone
-        return Curve([value, *[None if p is None else _like(change(p), value) for p in call.known[0][1:]]], call.scope)
+        return Curve([value, *of_each(lambda p: _like(change(p), value), call.known[0][1:])], call.scope)
     zeros = [torch.zeros_like(v) if is_floating(v) else 0 if adds and isinstance(v, Number) else v for v in call.leaves]
     if "alpha" in call.kwargs:
         zeros[-1 - list(reversed(call.kwargs)).index("alpha")] = call.kwargs["alpha"]
@@ -426,7 +426,7 @@ def _biased(function: Any, dims: int = 0) -> tuple[str, Callable[..., Any]]:
             return NotImplemented
         if not is_curve(weight) and not is_curve(bias):  # affine in x: one kernel for the value
             value = function(x.known[0], weight, bias, *args, **kwargs)
-            others = [None if p is None else function(p, weight, None, *args, **kwargs) for p in x.known[1:]]
+            others = of_each(lambda p: function(p, weight, None, *args, **kwargs), x.known[1:])
             first = next((y for y in others if y is not None), value)
             return Curve([_like(value, first), *others], x.scope)
         y = function(x, weight, None, *args, **kwargs)
@@ -450,12 +450,11 @@ def _div(a: Any, other: Any, *, rounding_mode: Any = None) -> Any:
         return NotImplemented
     if is_curve(other) and (not is_curve(a) or a.scope.depth <= other.scope.depth):
         return a * other.reciprocal()
-    return Curve([None if p is None else p / other for p in a.known], a.scope)
+    return Curve(of_each(lambda p: p / other, a.known), a.scope)
 
 
 def _pad(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
-    padded = [None if p is None else F.pad(p, pad, mode, None if k else value) for k, p in enumerate(x.known)]
-    return Curve(padded, x.scope)
+    return Curve([F.pad(x.known[0], pad, mode, value), *of_each(lambda p: F.pad(p, pad, mode), x.known[1:])], x.scope)
 
 
 def _dropout(x: Any, p: float, train: bool) -> Any:

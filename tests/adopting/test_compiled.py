@@ -133,13 +133,8 @@ def test_a_context_that_is_opened_in_compiled_code(decorates):
         torch.compile(f, backend="aot_eager", fullgraph=True)(oracle.batch(X))
 
 
-class WritesWhatItSelects(Function):
+class WritesWhatItSelects(SavesInput):
     """A backward that writes into a mask what it has selected."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return (x > 0).to(x.dtype)
 
     @staticmethod
     def backward(ctx, g):

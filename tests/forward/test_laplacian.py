@@ -67,6 +67,15 @@ def test_the_first_use_of_a_process_may_be_in_a_mode():
     assert int(run.stdout) >= 2 * (2 * 2 * 3), run.stderr[-1500:]
 
 
+def assert_is_by_torch(f, v, order):
+    """The Laplacian is the trace of torch's Hessian, and the derivatives along v are those of nested jvp."""
+    assert_close(laplacian(f)(X), trace(f)(X), rtol=1e-10, atol=1e-10)
+    g = lambda t: f(X + t * v)  # noqa: E731
+    for found in taylor(f, X, v, order):
+        assert_close(found, g(X.new_zeros(())), rtol=1e-9, atol=1e-9)
+        g = lambda t, g=g: jvp(g, (t,), (torch.ones_like(t),))[1]  # noqa: E731
+
+
 def first_in_place(x):
     y = x.clone()
     y[0] = x[1] * 2
@@ -96,13 +105,7 @@ FIRST = {
 def test_what_a_straight_line_meets_first(name):
     """Laplacian and derivatives of order 4 are those of torch, and a result that is 0 has a gradient of zeros."""
     f = FIRST[name]
-    assert_close(laplacian(f)(X), trace(f)(X), rtol=1e-10, atol=1e-10)
-    v = X.flip(0).cos()
-    along = taylor(f, X, v, 4)
-    g = lambda t: f(X + t * v)  # noqa: E731
-    for found in along:
-        assert_close(found, g(X.new_zeros(())), rtol=1e-9, atol=1e-9)
-        g = lambda t, g=g: jvp(g, (t,), (torch.ones_like(t),))[1]  # noqa: E731
+    assert_is_by_torch(f, X.flip(0).cos(), 4)
     weight = X.clone().requires_grad_()
     torch.autograd.grad(laplacian(lambda x: f(x * weight))(X).sum(), weight)
 
@@ -138,12 +141,7 @@ def test_code_may_write_into_an_alias(name, read, first):
         z.tanh_()
         return (y if read == "the tensor" else z).square().sum()
 
-    assert_close(laplacian(f)(X), trace(f)(X), rtol=1e-10, atol=1e-10)
-    found = taylor(f, X, X.cos(), 3)
-    g = lambda t: f(X + t * X.cos())  # noqa: E731
-    for y in found:
-        assert_close(y, g(X.new_zeros(())), rtol=1e-9, atol=1e-9)
-        g = lambda t, g=g: jvp(g, (t,), (torch.ones_like(t),))[1]  # noqa: E731
+    assert_is_by_torch(f, X.cos(), 3)
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,13 @@ from torch import Tensor
 
 import fullgrad
 from fullgrad import forward, implicit, spikes
+from tests.adopting.functions import SavesInput
 
 
 def _custom_jvp(x: Tensor) -> Tensor:
     f = fullgrad.custom_jvp(lambda x: torch.sin(x))
     f.defjvp(lambda primals, tangents: (f(*primals), 2 * tangents[0]))
     return f(x)
-
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
 
 
 MADE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,7 +32,7 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "root": lambda x: implicit.root(lambda z, x: z - 2 * x)(lambda z, x: 2 * x)(torch.zeros(2), x),
     "taylor": lambda x: forward.taylor(lambda x: x.square().sum(), x, x, 2)[1],
     "jet": lambda x: forward.jet(lambda x: x.square().sum(), (x,), ([x],))[1][0],
-    "adopt": lambda x: fullgrad.adopt(Twice)(x),
+    "adopt": lambda x: fullgrad.adopt(SavesInput)(x),
 }
 BY_CALL = "compiled code calls an operator of functions, as `forward.laplacian(f)`, that it has made itself: make it outside"
 
